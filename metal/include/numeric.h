@@ -1,0 +1,53 @@
+// numeric.h: the numeric helpers that kernels share. fp32, in the order written, nothing contracted.
+#pragma once
+#include <metal_stdlib>
+
+#ifdef __clang__
+#pragma clang fp contract(off)
+#endif
+
+using namespace metal;
+
+#define EXPERTILE_HALF_LARGEST 65504.0f
+
+METAL_FUNC float sigmoid(float v) { return 1.0f / (1.0f + exp(-v)); }
+METAL_FUNC float silu(float v) { return v / (1.0f + exp(-v)); }
+
+// To half; beyond the largest half, to that one, and counted. NaN passes.
+METAL_FUNC half saturate_to_half(float v, thread uint& count) {
+  if (fabs(v) > EXPERTILE_HALF_LARGEST) {
+    count += 1;
+    return half(v > 0.0f ? EXPERTILE_HALF_LARGEST : -EXPERTILE_HALF_LARGEST);
+  }
+  return half(v);
+}
+
+// At most one atomic a thread, and none where nothing saturated.
+METAL_FUNC void report_saturated(device atomic_uint* saturated, uint count) {
+  if (count != 0) {
+    atomic_fetch_add_explicit(saturated, count, memory_order_relaxed);
+  }
+}
+
+// Sum over a simdgroup, the same bits in every lane and on every device: a butterfly adds the same pairs on both sides.
+METAL_FUNC float simd_tree_sum(float v) {
+  for (ushort step = 16; step > 0; step /= 2) {
+    v = v + simd_shuffle_xor(v, step);
+  }
+  return v;
+}
+
+// Sum over a threadgroup of 256; `partial` holds 8 words. Every thread must call, and may call again.
+METAL_FUNC float threadgroup_sum(float v, uint lane, uint simdgroup, threadgroup float* partial) {
+  const float of_simdgroup = simd_tree_sum(v);
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // an earlier sum has been read
+  if (lane == 0) {
+    partial[simdgroup] = of_simdgroup;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  float sum = 0.0f;
+  for (uint i = 0; i < 8; ++i) {
+    sum = sum + partial[i];
+  }
+  return sum;
+}

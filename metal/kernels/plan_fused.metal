@@ -1,0 +1,274 @@
+// plan_fused.metal: the plan of plan.metal in fewer launches; the same arrays, bit for bit.
+//
+//   onegroup      mm_onegroup (histogram and scan in one threadgroup), mm_place_two_level
+//   two_dispatch  mm_hist, mm_place_from_counts; with many blocks mm_hist, mm_scan_blocks, mm_place_from_offsets
+//   single        mm_single
+//
+// Shapes, feeders and consumers as in plan.metal. Only onegroup and mm_scan_blocks make boff.
+#include "plan_common.h"
+
+// Counts all blocks, one after the other, by one threadgroup: bcnt, boff if asked, and the totals of owned experts.
+template <bool with_offsets>
+METAL_FUNC void plan_count_blocks(constant PlanArgs& args, const device int* ids, device uint* bcnt, device uint* boff,
+                                  uint thread_index, threadgroup atomic_uint* counts, thread uint* totals) {
+  uint first;
+  const uint owned = plan_owned(args, thread_index, first);
+  for (uint j = 0; j < PLAN_OWNED; ++j) {
+    totals[j] = 0;
+    if (j < owned) {
+      atomic_store_explicit(&counts[first + j], 0u, memory_order_relaxed);
+    }
+  }
+  for (uint block = 0; block < args.n_blocks; ++block) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const uint expert = plan_expert(args, ids, block * EXPERTILE_BLOCK_ENTRIES + thread_index);
+    if (expert < args.n_experts) {
+      atomic_fetch_add_explicit(&counts[expert], 1u, memory_order_relaxed);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint j = 0; j < owned; ++j) {
+      const ulong at = ulong(block) * args.n_experts + first + j;
+      const uint count = atomic_load_explicit(&counts[first + j], memory_order_relaxed);
+      atomic_store_explicit(&counts[first + j], 0u, memory_order_relaxed);
+      bcnt[at] = count;
+      if (with_offsets) {
+        boff[at] = totals[j];
+      }
+      totals[j] += count;
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+[[kernel, max_total_threads_per_threadgroup(PLAN_THREADS)]] void mm_onegroup(
+    constant PlanArgs& args [[buffer(0)]], const device int* ids [[buffer(1)]], device uint* bcnt [[buffer(2)]],
+    device uint* boff [[buffer(3)]], device uint* eoff [[buffer(4)]], device uint4* tiles [[buffer(5)]],
+    device int* stok [[buffer(6)]], device float* sw [[buffer(7)]], device uint* meta [[buffer(8)]],
+    uint thread_index [[thread_position_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+    uint simd [[simdgroup_index_in_threadgroup]]) {
+  threadgroup uint partial[128];
+  threadgroup uint shared_words[PLAN_MAX_EXPERTS + 1];  // counts of a block, then tile_start: both would not fit
+  threadgroup ushort last_rows[PLAN_MAX_EXPERTS];
+  uint totals[PLAN_OWNED];
+  plan_count_blocks<true>(args, ids, bcnt, boff, thread_index, reinterpret_cast<threadgroup atomic_uint*>(shared_words),
+                          totals);
+  plan_finish(args, totals, thread_index, lane, simd, partial, shared_words, last_rows, eoff, tiles, meta);
+  plan_pad(args, shared_words, last_rows, lane, simd, stok, sw);
+}
+
+// All of it in one threadgroup, for few tokens.
+[[kernel, max_total_threads_per_threadgroup(PLAN_THREADS)]] void mm_single(
+    constant PlanArgs& args [[buffer(0)]], const device int* ids [[buffer(1)]],
+    const device float* weights [[buffer(2)]], device uint* bcnt [[buffer(3)]], device uint* eoff [[buffer(4)]],
+    device uint4* tiles [[buffer(5)]], device int* stok [[buffer(6)]], device float* sw [[buffer(7)]],
+    device int* pos [[buffer(8)]], device uint* meta [[buffer(9)]],
+    uint thread_index [[thread_position_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+    uint simd [[simdgroup_index_in_threadgroup]]) {
+  threadgroup uint partial[128];
+  threadgroup uint shared_words[PLAN_MAX_EXPERTS + 1];  // counts of a block, tile_start, then the next row of an expert
+  threadgroup ushort last_rows[PLAN_MAX_EXPERTS];
+  threadgroup uint4 words[PLAN_RANK_WORDS * 32];
+  uint totals[PLAN_OWNED];
+  plan_count_blocks<false>(args, ids, bcnt, bcnt, thread_index,
+                           reinterpret_cast<threadgroup atomic_uint*>(shared_words), totals);
+  plan_finish(args, totals, thread_index, lane, simd, partial, shared_words, last_rows, eoff, tiles, meta);
+  plan_pad(args, shared_words, last_rows, lane, simd, stok, sw);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+
+  uint first;
+  const uint owned = plan_owned(args, thread_index, first);
+  for (uint j = 0; j < owned; ++j) {
+    shared_words[first + j] *= args.tile_rows;
+  }
+  for (uint block = 0; block < args.n_blocks; ++block) {
+    const uint entry = block * EXPERTILE_BLOCK_ENTRIES + thread_index;
+    const uint expert = plan_expert(args, ids, entry);
+    const float weight = plan_weight(args, weights, expert, entry);
+    const uint same = plan_match(expert, args.n_experts);
+    plan_publish<32>(expert, same, args.n_experts, false, lane, simd, words);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const uint rank = plan_rank<32>(expert, same, args.n_experts, false, lane, simd, words);
+    const uint row = expert < args.n_experts ? shared_words[expert] + rank : 0u;
+    plan_put(args, expert, weight, entry, row, stok, sw, pos);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint j = 0; j < owned; ++j) {  // this thread wrote these counts itself
+      shared_words[first + j] += bcnt[ulong(block) * args.n_experts + first + j];
+    }
+  }
+}
+
+// boff from bcnt, a threadgroup for 32 experts (its lanes), a simdgroup for a 32nd of the blocks.
+[[kernel, max_total_threads_per_threadgroup(PLAN_THREADS)]] void mm_scan_blocks(
+    constant PlanArgs& args [[buffer(0)]], const device uint* bcnt [[buffer(1)]], device uint* boff [[buffer(2)]],
+    uint group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+    uint simd [[simdgroup_index_in_threadgroup]]) {
+  threadgroup uint sums[PLAN_THREADS];
+  const uint expert = group * 32 + lane;
+  const bool present = expert < args.n_experts;
+  const uint share = plan_div_up(args.n_blocks, 32u);
+  const uint from = min(simd * share, args.n_blocks);
+  const uint to = min(from + share, args.n_blocks);
+  uint unused;
+  sums[simd * 32 + lane] =
+      present ? plan_sum_blocks(bcnt + ulong(from) * args.n_experts + expert, args.n_experts, to - from, 0, unused)
+              : 0u;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (!present) {
+    return;
+  }
+  uint before = 0;
+  for (uint s = 0; s < simd; ++s) {
+    before += sums[s * 32 + lane];
+  }
+  for (uint block = from; block < to; ++block) {
+    const ulong at = ulong(block) * args.n_experts + expert;
+    boff[at] = before;
+    before += bcnt[at];
+  }
+}
+
+// The place kernels of two_dispatch: 512 threads, so that the usual number of experts leaves none without one.
+#define PLACE_THREADS 512
+#define PLACE_OWNED 8  // PLAN_MAX_EXPERTS / PLACE_THREADS
+#define PLACE_SUBS 16  // PLACE_THREADS / 32
+
+// A block's entries are shared by 2 threadgroups, or by 4 where the grid has enough: a part is that many entries.
+METAL_FUNC uint plan_parts(uint n_groups, uint n_blocks) { return n_groups >= 4 * n_blocks ? 4u : 2u; }
+
+// Every threadgroup scans the experts itself from `counts` (all entries of the owned experts) and `before` (those in
+// earlier blocks), then places its part of a block, whose earlier entries it counts itself (`next_row`, cleared like
+// the rank's counts). Tiles and padding rows are dealt out to all threadgroups in turn; there are
+// EXPERTILE_PLACE_GROUPS of them at least, so that few blocks do not carry it all.
+METAL_FUNC void plan_place_part(constant PlanArgs& args, const device int* ids, const device float* weights,
+                                thread const uint* counts, thread const uint* before, uint thread_index, uint group,
+                                uint n_groups, uint lane, uint simd, threadgroup uint* partial, threadgroup uint4* pool,
+                                device uint* eoff, device uint4* tiles, device int* stok, device float* sw,
+                                device int* pos, device uint* meta) {
+  threadgroup atomic_uint* early = reinterpret_cast<threadgroup atomic_uint*>(pool);
+  threadgroup uint* next_row = reinterpret_cast<threadgroup uint*>(pool);
+  threadgroup uint4* words = pool + plan_div_up(args.n_experts, 4u);
+  const bool counted = plan_counted<PLACE_SUBS>(args.n_experts);
+  const bool reports = group + 1 == n_groups;
+  const uint parts = plan_parts(n_groups, args.n_blocks);
+  const uint part_entries = EXPERTILE_BLOCK_ENTRIES / parts;
+  const uint block_entry = group / parts * EXPERTILE_BLOCK_ENTRIES;  // of no block: past the last entry
+  const uint skipped = group % parts * part_entries;
+  const uint entry = block_entry + skipped + thread_index;
+  const uint expert = thread_index < part_entries ? plan_expert(args, ids, entry) : args.n_experts;
+  const float weight = plan_weight(args, weights, expert, entry);
+  for (uint i = thread_index; i < skipped; i += PLACE_THREADS) {
+    const uint other = plan_expert(args, ids, block_entry + i);
+    if (other < args.n_experts) {
+      atomic_fetch_add_explicit(&early[other], 1u, memory_order_relaxed);
+    }
+  }
+  const uint same = plan_match(expert, args.n_experts);
+  plan_publish<PLACE_SUBS>(expert, same, args.n_experts, counted, lane, simd, words);
+  const uint share = plan_div_up(args.n_experts, PLACE_THREADS);
+  PlanTotals all;
+  uint tile = plan_scan<PLACE_THREADS>(plan_totals<PLACE_OWNED>(counts, share, args.tile_rows), reports, lane, simd,
+                                       partial, all);
+  uint first;
+  const uint owned = plan_owned<PLACE_THREADS>(args, thread_index, first);
+  for (uint j = 0; j < PLACE_OWNED; ++j) {
+    if (j < share && j < owned) {
+      const uint n_tiles = plan_div_up(counts[j], args.tile_rows);
+      const uint row = tile * args.tile_rows;
+      next_row[first + j] += row + before[j];
+      if (reports) {
+        eoff[first + j] = row;
+      }
+      for (uint t = group; t < n_tiles; t += n_groups) {
+        const uint done = t * args.tile_rows;
+        tiles[tile + t] = uint4(first + j, row + done, min(counts[j] - done, args.tile_rows), 0u);
+      }
+      for (uint r = counts[j] + group; r < n_tiles * args.tile_rows; r += n_groups) {
+        stok[row + r] = -1;
+        sw[row + r] = 0.0f;
+      }
+      tile += n_tiles;
+    }
+  }
+  if (reports && thread_index == 0) {
+    eoff[args.n_experts] = all.tiles * args.tile_rows;
+    plan_write_meta(args, all, meta);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (thread_index < part_entries) {
+    uint row = plan_rank<PLACE_SUBS>(expert, same, args.n_experts, counted, lane, simd, words);
+    row += expert < args.n_experts ? next_row[expert] : 0u;
+    plan_put(args, expert, weight, entry, row, stok, sw, pos);
+  }
+}
+
+// The counts before this part and the rank's start from zero.
+METAL_FUNC void plan_clear_place(uint n_experts, uint thread_index, threadgroup uint4* pool) {
+  const uint next_rows = plan_div_up(n_experts, 4u);
+  for (uint i = thread_index; i < next_rows; i += PLACE_THREADS) {
+    pool[i] = uint4(0u, 0u, 0u, 0u);
+  }
+  if (plan_counted<PLACE_SUBS>(n_experts)) {
+    plan_clear_counts<PLACE_SUBS>(n_experts, thread_index, pool + next_rows);
+  }
+}
+
+[[kernel, max_total_threads_per_threadgroup(PLACE_THREADS)]] void mm_place_from_counts(
+    constant PlanArgs& args [[buffer(0)]], const device int* ids [[buffer(1)]],
+    const device float* weights [[buffer(2)]], const device uint* bcnt [[buffer(3)]], device uint* eoff [[buffer(4)]],
+    device uint4* tiles [[buffer(5)]], device int* stok [[buffer(6)]], device float* sw [[buffer(7)]],
+    device int* pos [[buffer(8)]], device uint* meta [[buffer(9)]],
+    uint thread_index [[thread_position_in_threadgroup]], uint group [[threadgroup_position_in_grid]],
+    uint n_groups [[threadgroups_per_grid]], uint lane [[thread_index_in_simdgroup]],
+    uint simd [[simdgroup_index_in_threadgroup]]) {
+  threadgroup uint partial[128];
+  threadgroup uint4 pool[PLAN_POOL];
+  plan_clear_place(args.n_experts, thread_index, pool);
+  uint first;
+  const uint owned = plan_owned<PLACE_THREADS>(args, thread_index, first);
+  const uint share = plan_div_up(args.n_experts, PLACE_THREADS);
+  const uint middle = min(group / plan_parts(n_groups, args.n_blocks), args.n_blocks);
+  uint counts[PLACE_OWNED];
+  uint before[PLACE_OWNED];
+  for (uint j = 0; j < PLACE_OWNED; ++j) {
+    counts[j] = 0;
+    before[j] = 0;
+    if (j < share && j < owned) {
+      counts[j] = plan_sum_blocks(bcnt + first + j, args.n_experts, args.n_blocks, middle, before[j]);
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  plan_place_part(args, ids, weights, counts, before, thread_index, group, n_groups, lane, simd, partial, pool, eoff,
+                  tiles, stok, sw, pos, meta);
+}
+
+[[kernel, max_total_threads_per_threadgroup(PLACE_THREADS)]] void mm_place_from_offsets(
+    constant PlanArgs& args [[buffer(0)]], const device int* ids [[buffer(1)]],
+    const device float* weights [[buffer(2)]], const device uint* bcnt [[buffer(3)]],
+    const device uint* boff [[buffer(4)]], device uint* eoff [[buffer(5)]], device uint4* tiles [[buffer(6)]],
+    device int* stok [[buffer(7)]], device float* sw [[buffer(8)]], device int* pos [[buffer(9)]],
+    device uint* meta [[buffer(10)]], uint thread_index [[thread_position_in_threadgroup]],
+    uint group [[threadgroup_position_in_grid]], uint n_groups [[threadgroups_per_grid]],
+    uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
+  threadgroup uint partial[128];
+  threadgroup uint4 pool[PLAN_POOL];
+  plan_clear_place(args.n_experts, thread_index, pool);
+  uint first;
+  const uint owned = plan_owned<PLACE_THREADS>(args, thread_index, first);
+  const uint share = plan_div_up(args.n_experts, PLACE_THREADS);
+  const uint block = min(group / plan_parts(n_groups, args.n_blocks), args.n_blocks - 1);
+  const ulong last = ulong(args.n_blocks - 1) * args.n_experts;
+  const ulong mine = ulong(block) * args.n_experts;
+  uint counts[PLACE_OWNED];
+  uint before[PLACE_OWNED];
+  for (uint j = 0; j < PLACE_OWNED; ++j) {
+    counts[j] = 0;
+    before[j] = 0;
+    if (j < share && j < owned) {
+      counts[j] = boff[last + first + j] + bcnt[last + first + j];
+      before[j] = boff[mine + first + j];
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  plan_place_part(args, ids, weights, counts, before, thread_index, group, n_groups, lane, simd, partial, pool, eoff,
+                  tiles, stok, sw, pos, meta);
+}
