@@ -1,0 +1,75 @@
+// window.h: the engine: persistent buffers for a chunk of up to max_tokens, and the programs of every layer.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "expertile/config.h"
+#include "expertile/device.h"
+#include "expertile/program.h"
+
+namespace expertile {
+
+// rows, columns, inner step and simdgroups of one threadgroup's step of a GEMM.
+struct Tile {
+  std::uint32_t m = 16, n = 64, k = 32, s = 2;
+  std::string suffix() const;  // "16_64_32_4"
+  bool operator==(const Tile&) const = default;
+};
+
+// The tiles that are compiled.
+const std::vector<Tile>& tile_table();
+
+struct WindowOptions {
+  std::uint32_t max_tokens = 512;
+  std::string plan;      // variant; "" = the device's default
+  Tile gate_up{};        // tile of the grouped gate and up GEMMs
+  Tile down{};           // tile of the grouped down GEMM; same m
+  bool profile = false;  // run every launch by itself, so that seconds() knows each step's time
+};
+
+// The parts of a layer that can run by themselves, in order.
+enum class Step { HcRead, Route, Plan, Gather, Experts, Shared, Combine, HcWrite };
+const std::vector<std::string>& step_names();
+
+class Window {
+ public:
+  // Keeps `model` (its weights are adopted by the device where it can). Builds and checks every layer's program.
+  Window(std::shared_ptr<const Model> model, std::shared_ptr<Device> device, const WindowOptions& options);
+  ~Window();
+  Window(const Window&) = delete;
+  Window& operator=(const Window&) = delete;
+
+  const Model& model() const;
+  const WindowOptions& options() const;
+  Device& device() const;
+
+  // The MoE half of one layer on the `streams` buffer, in place. Returns device seconds.
+  double moe_layer(std::uint32_t layer, std::uint32_t n_tokens);
+  double run_step(Step step, std::uint32_t layer, std::uint32_t n_tokens);
+
+  // The program of one layer (or of one step of it), as check_program and `expertile schedule` see it.
+  Program build(std::uint32_t layer, std::uint32_t n_tokens, const std::vector<Step>& steps) const;
+
+  // The persistent buffers by name ("streams", "mixed", "ids", "row_token" ...).
+  std::vector<std::string> buffer_names() const;
+  BufferRef buffer(const std::string& name) const;
+
+  // Tokens that could not be routed since the last clear: token -> layer.
+  std::map<std::uint32_t, std::uint32_t> route_faults(std::uint32_t n_tokens);
+  void clear_faults(std::uint32_t n_tokens);
+  std::uint64_t saturated();  // activations that met the fp16 limit since the window was made
+
+  std::uint64_t memory() const;                          // bytes of the persistent buffers
+  const std::map<std::string, double>& seconds() const;  // by step, since the window was made
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace expertile
