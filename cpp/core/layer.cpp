@@ -1,0 +1,293 @@
+// layer.cpp: the groups of one layer's MoE half, kernel by kernel.
+#include "core/layer.h"
+
+#include "args.h"
+#include "core/plan.h"
+#include "expertile/error.h"
+
+namespace expertile {
+namespace {
+
+constexpr std::uint32_t kChunk = 256;  // columns that one threadgroup of an elementwise kernel handles
+
+std::uint32_t ceil_div(std::uint64_t a, std::uint64_t b) { return static_cast<std::uint32_t>((a + b - 1) / b); }
+
+// The tile of a dense GEMM; a result's bits do not depend on it.
+Tile dense_tile(std::uint32_t n_tokens) {
+  if (n_tokens <= 16) return {16, 64, 32, 2};
+  if (n_tokens <= 64) return {32, 64, 32, 4};
+  return {64, 64, 32, 4};
+}
+
+// Writes launches with few words: names to buffers, byte ranges for this chunk's T.
+class Builder {
+ public:
+  Builder(const LayerContext& context, std::vector<Binding>* inputs) : c_(context), inputs_(inputs) {}
+
+  std::uint64_t tokens() const { return c_.n_tokens; }
+  Binding use(const char* name, Access access, std::uint64_t bytes) const {
+    return {c_.buffers.at(name), access, 0, bytes, name};
+  }
+  Binding read(const char* name, std::uint64_t bytes) const { return use(name, Access::Read, bytes); }
+  Binding write(const char* name, std::uint64_t bytes) const { return use(name, Access::Write, bytes); }
+  Binding saturated() const { return use("saturated", Access::ReadWrite, 4); }
+  Binding weight(const BufferRef& buffer, const std::string& name) const {
+    Binding b{buffer, Access::Read, 0, buffer->bytes(), name};
+    inputs_->push_back(b);
+    return b;
+  }
+
+  Launch dense(const char* step, const DenseWeight& w, const char* x, const char* y, bool fp32) const {
+    const Tile tile = dense_tile(c_.n_tokens);
+    const args::GemmArgs args{c_.n_tokens, w.n_cols, w.n_inner, w.scale, w.row_bytes};
+    Launch launch;
+    launch.step = step;
+    launch.kernel = std::string("gemm_dense_") + (fp32 ? "fp32" : type_info(w.type).suffix) + "_" + tile.suffix();
+    launch.args = pack_args(args);
+    launch.buffers = {read(x, tokens() * w.n_inner * (fp32 ? 4 : 2)), weight(w.buffer, w.name),
+                      write(y, tokens() * w.n_cols * 4)};
+    launch.grid.size = {ceil_div(w.n_cols, tile.n), ceil_div(c_.n_tokens, tile.m), 1};
+    return launch;
+  }
+  // F32 router, inject and shared gate are used in fp32 on fp32 activations, all else in fp16.
+  Launch dense_from_mixed(const char* step, const DenseWeight& w, const char* y, bool keep_fp32) const {
+    const bool fp32 = keep_fp32 && w.type == Type::F32;
+    return dense(step, w, fp32 ? "mixed" : "mixed_half", y, fp32);
+  }
+
+  Launch grouped(const ExpertWeight& w, const Tile& tile, std::uint32_t meta_word, const char* x, const char* y) const {
+    const args::GemmArgs args{0, w.n_cols, w.n_inner, 1.0f, w.row_bytes};
+    Launch launch;
+    launch.step = "experts";
+    launch.kernel = std::string("gemm_grouped_") + type_info(w.type).suffix + "_" + tile.suffix();
+    launch.args = pack_args(args);
+    const std::uint64_t rows = max_rows();
+    launch.buffers = {read(x, rows * w.n_inner * 2),          weight(w.table, w.name + " table"),
+                      weight(w.scales, w.name + " scale"),    read("tiles", rows / tile.m * 16),
+                      read("meta", EXPERTILE_META_WORDS * 4), write(y, rows * w.n_cols * 4)};
+    launch.grid = indirect(meta_word, {ceil_div(w.n_cols, tile.n), static_cast<std::uint32_t>(rows / tile.m), 1});
+    return launch;
+  }
+
+  Launch simple(const char* step, const char* kernel, std::vector<std::byte> args, std::vector<Binding> buffers,
+                std::uint32_t x, std::uint32_t y) const {
+    Launch launch;
+    launch.step = step;
+    launch.kernel = kernel;
+    launch.args = std::move(args);
+    launch.buffers = std::move(buffers);
+    launch.grid.size = {x, y, 1};
+    return launch;
+  }
+  Launch by_row(const char* step, const char* kernel, std::vector<std::byte> args, std::vector<Binding> buffers) const {
+    Launch launch = simple(step, kernel, std::move(args), std::move(buffers), 1, 1);
+    launch.grid = indirect(EXPERTILE_META_GRID_ROWS, {static_cast<std::uint32_t>(max_rows()), 1, 1});
+    return launch;
+  }
+
+  std::uint64_t max_rows() const {
+    return expertile::max_rows(c_.n_tokens, c_.config.top_k, c_.config.n_experts, c_.options.gate_up.m);
+  }
+  Grid indirect(std::uint32_t meta_word, std::array<std::uint32_t, 3> bound) const {
+    Grid grid;
+    grid.indirect = c_.buffers.at("meta");
+    grid.indirect_offset = meta_word * 4;
+    grid.max_grid = bound;
+    return grid;
+  }
+
+  std::vector<Group> hc_read() const;
+  std::vector<Group> middle() const;  // route, shared expert and plan, interleaved
+  std::vector<Group> experts() const;
+
+ private:
+  Launch norm() const;
+  Launch inject() const;
+  Launch hc_up() const;
+  Launch topk() const;
+  Launch swiglu() const;
+  std::vector<Group> plan() const;
+
+  const LayerContext& c_;
+  std::vector<Binding>* inputs_;
+};
+
+Launch Builder::norm() const {
+  const Config& s = c_.config;
+  const std::uint64_t flat = tokens() * s.n_streams * s.dim;
+  return simple("hc_read", "gr_norm_h", pack_args(args::NormArgs{c_.n_tokens, s.n_streams, s.dim, s.rms_eps}),
+                {read("streams", flat * 4), weight(c_.weights.norm.buffer, c_.weights.norm.name),
+                 write("normed_half", flat * 2), write("inverse_rms", tokens() * s.n_streams * 4), saturated()},
+                s.n_streams, c_.n_tokens);
+}
+
+Launch Builder::inject() const {
+  const Config& s = c_.config;
+  const DenseWeight& w = c_.weights.inject;
+  if (w.type != Type::F32) return dense("hc_read", w, "normed_half", "inject", false);
+  return simple("hc_read", "gr_inject", pack_args(args::NormArgs{c_.n_tokens, s.n_streams, s.dim, s.rms_eps}),
+                {read("streams", tokens() * s.n_streams * s.dim * 4), read("inverse_rms", tokens() * s.n_streams * 4),
+                 weight(c_.weights.norm.buffer, c_.weights.norm.name), weight(w.buffer, w.name),
+                 write("inject", tokens() * s.n_streams * 4)},
+                c_.n_tokens, 1);
+}
+
+Launch Builder::hc_up() const {
+  const Config& s = c_.config;
+  const DenseWeight& w = c_.weights.hc_up;
+  const Tile tile = dense_tile(c_.n_tokens);
+  const std::string kernel = std::string("gemm_hc_up_") + type_info(w.type).suffix + "_" + tile.suffix();
+  return simple("hc_read", kernel.c_str(),
+                pack_args(args::HcUpArgs{c_.n_tokens, s.n_streams, s.dim, s.low_rank, w.row_bytes}),
+                {read("low_rank_half", tokens() * s.low_rank * 2), weight(w.buffer, w.name),
+                 read("streams", tokens() * s.n_streams * s.dim * 4), read("inverse_rms", tokens() * s.n_streams * 4),
+                 weight(c_.weights.norm.buffer, c_.weights.norm.name), write("mixed", tokens() * s.dim * 4),
+                 write("mixed_half", tokens() * s.dim * 2), saturated()},
+                ceil_div(s.dim, tile.n), ceil_div(c_.n_tokens, tile.m));
+}
+
+std::vector<Group> Builder::hc_read() const {
+  const std::uint32_t rank = c_.config.low_rank;
+  const args::ElementArgs down{c_.n_tokens, rank, static_cast<float>(c_.config.n_streams), 0};
+  return {{"norm", {norm()}},
+          {"low rank down", {dense("hc_read", c_.weights.hc_down, "normed_half", "low_rank", false), inject()}},
+          {"low rank silu",
+           {simple("hc_read", "gr_epi_down", pack_args(down),
+                   {read("low_rank", tokens() * rank * 4), write("low_rank_half", tokens() * rank * 2), saturated()},
+                   ceil_div(rank, kChunk), c_.n_tokens)}},
+          {"low rank up", {hc_up()}}};
+}
+
+Launch Builder::topk() const {
+  const Config& s = c_.config;
+  return simple("route", "route_topk", pack_args(args::RouteArgs{c_.n_tokens, s.n_experts, s.top_k, c_.layer}),
+                {read("logits", tokens() * s.n_experts * 4), write("ids", tokens() * s.top_k * 4),
+                 write("weights", tokens() * s.top_k * 4), use("status", Access::ReadWrite, tokens() * 4)},
+                c_.n_tokens, 1);
+}
+
+Launch Builder::swiglu() const {
+  const std::uint32_t ffn = c_.config.shared_ffn;
+  const std::uint64_t n = tokens() * ffn;
+  return simple("shared", "swiglu_h", pack_args(args::ElementArgs{c_.n_tokens, ffn, 1.0f, 0}),
+                {read("shared_gate", n * 4), read("shared_up", n * 4), write("shared_hidden", n * 2), saturated()},
+                ceil_div(ffn, kChunk), c_.n_tokens);
+}
+
+std::vector<Group> Builder::plan() const {
+  const Config& s = c_.config;
+  const args::PlanArgs args = plan_args(c_.n_tokens, s.top_k, s.n_experts, c_.options.gate_up.m,
+                                        ceil_div(c_.weights.gate.n_cols, c_.options.gate_up.n),
+                                        ceil_div(c_.weights.down.n_cols, c_.options.down.n));
+  const auto at = [&](const char* name) { return c_.buffers.at(name); };
+  return plan_groups(c_.plan, args,
+                     {at("ids"), at("weights"), at("block_count"), at("block_offset"), at("expert_offset"), at("tiles"),
+                      at("row_token"), at("row_weight"), at("position"), at("meta")});
+}
+
+std::vector<Group> Builder::middle() const {
+  const LayerWeights& w = c_.weights;
+  std::vector<Group> groups = {{"router and shared expert",
+                                {dense_from_mixed("route", w.router, "logits", true),
+                                 dense_from_mixed("shared", w.shared_gate, "shared_gate", false),
+                                 dense_from_mixed("shared", w.shared_up, "shared_up", false),
+                                 dense_from_mixed("shared", w.shared_scalar, "shared_scalar", true)}},
+                               {"top k", {topk(), swiglu()}}};
+  std::vector<Group> planned = plan();
+  planned.front().launches.push_back(dense("shared", w.shared_down, "shared_hidden", "shared_out", false));
+  groups.insert(groups.end(), planned.begin(), planned.end());
+  return groups;
+}
+
+std::vector<Group> Builder::experts() const {
+  const Config& s = c_.config;
+  const LayerWeights& w = c_.weights;
+  const std::uint64_t rows = max_rows(), meta = EXPERTILE_META_WORDS * 4;
+  const std::uint32_t ffn = w.gate.n_cols;
+  const args::OutArgs out{c_.n_tokens, s.n_streams, s.dim};
+  return {
+      {"gather",
+       {by_row("gather", "mm_gather_h", pack_args(args::GatherArgs{s.dim}),
+               {read("meta", meta), read("row_token", rows * 4), read("mixed_half", tokens() * s.dim * 2),
+                write("rows", rows * s.dim * 2)})}},
+      {"gate and up",
+       {grouped(w.gate, c_.options.gate_up, EXPERTILE_META_GRID_GATE_UP, "rows", "gate"),
+        grouped(w.up, c_.options.gate_up, EXPERTILE_META_GRID_GATE_UP, "rows", "up")}},
+      {"activation",
+       {by_row("experts", "act_f16", pack_args(args::ElementArgs{0, ffn, 1.0f, 0}),
+               {read("meta", meta), read("row_token", rows * 4), read("gate", rows * ffn * 4),
+                read("up", rows * ffn * 4), write("hidden", rows * ffn * 2), saturated()})}},
+      {"down", {grouped(w.down, c_.options.down, EXPERTILE_META_GRID_DOWN, "hidden", "expert_out")}},
+      {"combine",
+       {simple("combine", "mm_combine", pack_args(args::CombineArgs{c_.n_tokens, s.top_k, s.dim}),
+               {read("position", tokens() * s.top_k * 4), read("row_weight", rows * 4),
+                read("expert_out", rows * s.dim * 4), write("routed", tokens() * s.dim * 4)},
+               ceil_div(s.dim, kChunk), c_.n_tokens)}},
+      {"write",
+       {simple("hc_write", "moe_out", pack_args(out),
+               {read("routed", tokens() * s.dim * 4), read("shared_out", tokens() * s.dim * 4),
+                read("shared_scalar", tokens() * 4), read("inject", tokens() * s.n_streams * 4),
+                use("streams", Access::ReadWrite, tokens() * s.n_streams * s.dim * 4)},
+               ceil_div(s.dim, kChunk), c_.n_tokens)}},
+  };
+}
+
+}  // namespace
+
+std::vector<Group> layer_groups(const LayerContext& context, std::vector<Binding>* inputs) {
+  const Builder builder(context, inputs);
+  const Config& s = context.config;
+  const std::uint64_t tokens = context.n_tokens;
+  for (const Binding& b : {builder.use("streams", Access::Read, tokens * s.n_streams * s.dim * 4),
+                           builder.use("status", Access::Read, tokens * 4), builder.saturated()}) {
+    inputs->push_back(b);
+  }
+  std::vector<Group> groups = builder.hc_read();
+  for (auto part : {builder.middle(), builder.experts()}) groups.insert(groups.end(), part.begin(), part.end());
+  return groups;
+}
+
+NamedBuffers make_buffers(const Config& s, const WindowOptions& options, Device& device) {
+  const std::uint64_t t = options.max_tokens, e = s.n_experts, k = s.top_k, d = s.dim, c = s.n_streams;
+  const std::uint64_t rows = max_rows(options.max_tokens, s.top_k, s.n_experts, options.gate_up.m);
+  const std::uint64_t blocks = ceil_div(t * k, EXPERTILE_BLOCK_ENTRIES), ffn = s.max_expert_ffn();
+  const std::map<std::string, std::uint64_t> sizes = {
+      {"streams", t * c * d * 4},
+      {"normed_half", t * c * d * 2},
+      {"inverse_rms", t * c * 4},
+      {"inject", t * c * 4},
+      {"low_rank", t * s.low_rank * 4},
+      {"low_rank_half", t * s.low_rank * 2},
+      {"mixed", t * d * 4},
+      {"mixed_half", t * d * 2},
+      {"logits", t * e * 4},
+      {"ids", t * k * 4},
+      {"weights", t * k * 4},
+      {"status", t * 4},
+      {"saturated", 4},
+      {"shared_gate", t * s.shared_ffn * 4},
+      {"shared_up", t * s.shared_ffn * 4},
+      {"shared_hidden", t * s.shared_ffn * 2},
+      {"shared_scalar", t * 4},
+      {"shared_out", t * d * 4},
+      {"block_count", blocks * e * 4},
+      {"block_offset", blocks * e * 4},
+      {"expert_offset", (e + 1) * 4},
+      {"tiles", rows / options.gate_up.m * 16},
+      {"row_token", rows * 4},
+      {"row_weight", rows * 4},
+      {"position", t * k * 4},
+      {"meta", EXPERTILE_META_WORDS * 4},
+      {"rows", rows * d * 2},
+      {"gate", rows * ffn * 4},
+      {"up", rows * ffn * 4},
+      {"hidden", rows * ffn * 2},
+      {"expert_out", rows * d * 4},
+      {"routed", t * d * 4},
+  };
+  NamedBuffers buffers;
+  for (const auto& [name, bytes] : sizes) buffers[name] = device.alloc(bytes);
+  return buffers;
+}
+
+}  // namespace expertile
