@@ -1,0 +1,297 @@
+// decode.h: the quant blocks of the formats whose weights are a table look-up or plain arithmetic, 16 weights a step.
+//
+// Included after one of simd_*.h, which gives `Simd`. Each decoder hands its block's weights, rounded to half and in
+// fp32 again, to sink.put(i, the weights 16*i .. 16*i+15). Where a scale's weights take at most 16 values, the values
+// are rounded once, as a table, and the weights are looked up: bit for bit what decoding one by one gives.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "devices/cpu/kernels.h"
+#include "devices/cpu/unroll.h"
+
+namespace {
+
+using Vector = Simd::Vector;
+using Bytes = Simd::Bytes;
+using Table = Simd::Table;
+using expertile::cpu::GridCodes;
+
+inline Bytes low_nibbles(Bytes q) { return Simd::bit_and(q, Simd::every(15)); }
+inline Bytes high_nibbles(Bytes q) { return Simd::shift_right(q, 4); }
+
+inline std::uint32_t load_u32(const std::uint8_t* p) {
+  std::uint32_t word;
+  std::memcpy(&word, p, 4);
+  return word;
+}
+inline std::uint32_t load_u16(const std::uint8_t* p) {
+  std::uint16_t word;
+  std::memcpy(&word, p, 2);
+  return word;
+}
+
+alignas(64) constexpr float kCount[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+alignas(64) constexpr float kCountMinus8[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+alignas(64) constexpr float kCount4[16] = {0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3};
+alignas(64) constexpr float kQ2Levels[16] = {-1, 0, 1, 2, -1, 0, 1, 2, -1, 0, 1, 2, -1, 0, 1, 2};
+alignas(64) constexpr float kQ3Levels[16] = {-4, -3, -2, -1, 0, 1, 2, 3, -4, -3, -2, -1, 0, 1, 2, 3};
+alignas(64) constexpr float kIq2Levels[16] = {8, 25, 43, 0, -8, -25, -43, 0, 8, 25, 43, 0, -8, -25, -43, 0};
+alignas(64) constexpr float kIq2Magnitudes[16] = {8, 25, 43, 0, 8, 25, 43, 0, 8, 25, 43, 0, 8, 25, 43, 0};
+alignas(64) constexpr float kIq3XxsLevels[16] = {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62};
+alignas(64) constexpr float kIq3SLevels[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
+alignas(64) constexpr float kIq4Levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+// The table of `levels` times the one scale of 16 or 32 weights.
+inline Table scaled_table(const float* levels, float scale) {
+  return Simd::table(Simd::multiply(Simd::all(scale), Simd::load(levels)));
+}
+
+struct F16 {
+  static constexpr std::size_t elements = 1, bytes = 2;
+  static Vector load(const std::uint8_t* p) { return Simd::load_half(p); }
+};
+struct BF16 {
+  static constexpr std::size_t elements = 1, bytes = 2;
+  static Vector load(const std::uint8_t* p) { return Simd::round_half(Simd::load_bf16(p)); }
+};
+struct F32 {
+  static constexpr std::size_t elements = 1, bytes = 4;
+  static Vector load(const std::uint8_t* p) { return Simd::round_half(Simd::load(reinterpret_cast<const float*>(p))); }
+};
+
+struct Q4_0 {
+  static constexpr std::size_t elements = 32, bytes = 18;
+  template <class Sink>
+  static void decode(const std::uint8_t* p, Sink& sink) {
+    const Table table = scaled_table(kCountMinus8, Simd::half_at(p));
+    const Bytes q = Simd::load_bytes(p + 2);
+    sink.put(0, Simd::look_up(table, low_nibbles(q)));
+    sink.put(1, Simd::look_up(table, high_nibbles(q)));
+  }
+};
+
+struct IQ4_NL {
+  static constexpr std::size_t elements = 32, bytes = 18;
+  template <class Sink>
+  static void decode(const std::uint8_t* p, Sink& sink) {
+    const Table table = scaled_table(kIq4Levels, Simd::half_at(p));
+    const Bytes q = Simd::load_bytes(p + 2);
+    sink.put(0, Simd::look_up(table, low_nibbles(q)));
+    sink.put(1, Simd::look_up(table, high_nibbles(q)));
+  }
+};
+
+struct IQ4_XS {
+  static constexpr std::size_t elements = 256, bytes = 136;
+  template <class Sink>
+  static void decode(const std::uint8_t* p, Sink& sink) {
+    const float d = Simd::half_at(p);
+    const std::uint32_t high = load_u16(p + 2);
+    for (int i = 0; i < 8; ++i) {
+      const int low = (p[4 + i / 2] >> (4 * (i % 2))) & 15;
+      const int scale = (low | static_cast<int>(((high >> (2 * i)) & 3) << 4)) - 32;
+      const Table table = scaled_table(kIq4Levels, d * static_cast<float>(scale));
+      const Bytes q = Simd::load_bytes(p + 8 + 16 * i);
+      sink.put(2 * i, Simd::look_up(table, low_nibbles(q)));
+      sink.put(2 * i + 1, Simd::look_up(table, high_nibbles(q)));
+    }
+  }
+};
+
+struct Q2_0 {
+  static constexpr std::size_t elements = 64, bytes = 18;
+  template <class Sink>
+  static void decode(const std::uint8_t* p, Sink& sink) {
+    const Table table = scaled_table(kQ2Levels, Simd::half_at(p));
+    const Bytes q = Simd::load_bytes(p + 2);
+    const Bytes low = low_nibbles(q);
+    const Bytes high = high_nibbles(q);
+    put_nibbles(sink, 0, table, Simd::zip_low(low, high));
+    put_nibbles(sink, 2, table, Simd::zip_high(low, high));
+  }
+  // Each nibble holds two weights. The table repeats its four values, so that the bits above a code do no harm.
+  template <class Sink>
+  static void put_nibbles(Sink& sink, int i, Table table, Bytes nibbles) {
+    const Bytes second = Simd::shift_right(nibbles, 2);
+    sink.put(i, Simd::look_up(table, Simd::zip_low(nibbles, second)));
+    sink.put(i + 1, Simd::look_up(table, Simd::zip_high(nibbles, second)));
+  }
+};
+
+struct Q8_0 {
+  static constexpr std::size_t elements = 32, bytes = 34;
+  template <class Sink>
+  static void decode(const std::uint8_t* p, Sink& sink) {
+    const Vector d = Simd::all(Simd::half_at(p));
+    for (int i = 0; i < 2; ++i) {
+      const Vector q = Simd::from_signed(Simd::load_bytes(p + 2 + 16 * i));
+      sink.put(i, Simd::round_half(Simd::multiply(q, d)));
+    }
+  }
+};
+
+struct Q5_0 {
+  static constexpr std::size_t elements = 32, bytes = 22;
+  template <class Sink>
+  static void decode(const std::uint8_t* p, Sink& sink) {
+    const Vector d = Simd::all(Simd::half_at(p));
+    const std::uint32_t high = load_u32(p + 2);
+    const Bytes q = Simd::load_bytes(p + 6);
+    for (int i = 0; i < 2; ++i) {
+      const Bytes low = i == 0 ? low_nibbles(q) : high_nibbles(q);
+      const Bytes code = Simd::bit_or(low, Simd::spread_bits((high >> (16 * i)) & 0xffff, 16));
+      const Vector value = Simd::from_signed(Simd::minus(code, Simd::every(16)));
+      sink.put(i, Simd::round_half(Simd::multiply(value, d)));
+    }
+  }
+};
+
+struct Q5_1 {
+  static constexpr std::size_t elements = 32, bytes = 24;
+  template <class Sink>
+  static void decode(const std::uint8_t* p, Sink& sink) {
+    const Vector d = Simd::all(Simd::half_at(p));
+    const Vector m = Simd::all(Simd::half_at(p + 2));
+    const std::uint32_t high = load_u32(p + 4);
+    const Bytes q = Simd::load_bytes(p + 8);
+    for (int i = 0; i < 2; ++i) {
+      const Bytes low = i == 0 ? low_nibbles(q) : high_nibbles(q);
+      const Bytes code = Simd::bit_or(low, Simd::spread_bits((high >> (16 * i)) & 0xffff, 16));
+      sink.put(i, Simd::round_half(Simd::add(Simd::multiply(Simd::from_signed(code), d), m)));
+    }
+  }
+};
+
+struct Q2_K {
+  static constexpr std::size_t elements = 256, bytes = 84;
+  template <class Sink>
+  static void decode(const std::uint8_t* p, Sink& sink) {
+    const Bytes packed = Simd::load_bytes(p);
+    alignas(64) float scale[16];
+    alignas(64) float least[16];
+    Simd::store(scale, Simd::multiply(Simd::all(Simd::half_at(p + 80)), Simd::from_signed(low_nibbles(packed))));
+    Simd::store(least, Simd::multiply(Simd::all(Simd::half_at(p + 82)), Simd::from_signed(high_nibbles(packed))));
+    const Bytes two = Simd::every(3);
+    for (int part = 0; part < 2; ++part) {
+      const Bytes a = Simd::load_bytes(p + 16 + 32 * part);
+      const Bytes b = Simd::load_bytes(p + 32 + 32 * part);
+      for (int j = 0; j < 2; ++j) {  // four times 16 weights, of four scales, in one table
+        const int i = 8 * part + 4 * j;
+        const Vector values = Simd::multiply(Simd::quads(scale + i), Simd::load(kCount4));
+        const Table table = Simd::table(Simd::subtract(values, Simd::quads(least + i)));
+        const auto code = [&](Bytes q, int shift, int quad) {
+          return Simd::bit_or(Simd::bit_and(Simd::shift_right(q, shift), two),
+                              Simd::every(static_cast<std::uint8_t>(4 * quad)));
+        };
+        sink.put(i, Simd::look_up(table, code(a, 4 * j, 0)));
+        sink.put(i + 1, Simd::look_up(table, code(b, 4 * j, 1)));
+        sink.put(i + 2, Simd::look_up(table, code(a, 4 * j + 2, 2)));
+        sink.put(i + 3, Simd::look_up(table, code(b, 4 * j + 2, 3)));
+      }
+    }
+  }
+};
+
+struct Q3_K {
+  static constexpr std::size_t elements = 256, bytes = 110;
+  // 16 scales of 6 bits in 12 bytes: low nibbles of 16 in the first 8, their high pairs in the last 4.
+  static Bytes scales(const std::uint8_t* p) {
+    const std::uint32_t a = load_u32(p), b = load_u32(p + 4), c = load_u32(p + 8);
+    const std::uint32_t word[4] = {(a & 0x0f0f0f0fu) | ((c & 0x03030303u) << 4),
+                                   (b & 0x0f0f0f0fu) | (((c >> 2) & 0x03030303u) << 4),
+                                   ((a >> 4) & 0x0f0f0f0fu) | (((c >> 4) & 0x03030303u) << 4),
+                                   ((b >> 4) & 0x0f0f0f0fu) | (((c >> 6) & 0x03030303u) << 4)};
+    return Simd::minus(Simd::load_bytes(word), Simd::every(32));
+  }
+  template <class Sink>
+  static void decode(const std::uint8_t* p, Sink& sink) {
+    alignas(64) float scale[16];
+    Simd::store(scale, Simd::multiply(Simd::all(Simd::half_at(p + 108)), Simd::from_signed(scales(p + 96))));
+    const Bytes masks[2] = {Simd::load_bytes(p), Simd::load_bytes(p + 16)};
+    const Bytes two = Simd::every(3), one = Simd::every(1);
+    for (int i = 0; i < 8; ++i) {  // twice 16 weights, of two scales, in one table
+      const Table table = Simd::table(Simd::multiply(Simd::pairs(scale + 2 * i), Simd::load(kQ3Levels)));
+      for (int half = 0; half < 2; ++half) {
+        const Bytes q = Simd::load_bytes(p + 32 + 32 * (i / 4) + 16 * half);
+        const Bytes low = Simd::bit_and(Simd::shift_right(q, 2 * (i % 4)), two);
+        const Bytes bit = Simd::shift_left(Simd::bit_and(Simd::shift_right(masks[half], i), one), 2);
+        const Bytes code = Simd::bit_or(Simd::bit_or(low, bit), Simd::every(static_cast<std::uint8_t>(8 * half)));
+        sink.put(2 * i + half, Simd::look_up(table, code));
+      }
+    }
+  }
+};
+
+// The 8 pairs (scale, least) of Q4_K and Q5_K, 6 bits each in 12 bytes.
+inline void k_scales(const std::uint8_t* p, float* scale, float* least) {
+  const std::uint32_t a = load_u32(p + 4), b = load_u32(p + 8), c = load_u32(p + 12);
+  const std::uint32_t word[4] = {a & 0x3f3f3f3fu, (c & 0x0f0f0f0fu) | (((a >> 6) & 0x03030303u) << 4), b & 0x3f3f3f3fu,
+                                 ((c >> 4) & 0x0f0f0f0fu) | (((b >> 6) & 0x03030303u) << 4)};
+  const float factors[2] = {Simd::half_at(p), Simd::half_at(p + 2)};
+  alignas(64) float both[16];
+  Simd::store(both, Simd::multiply(Simd::pairs(factors), Simd::from_signed(Simd::load_bytes(word))));
+  std::memcpy(scale, both, 32);
+  std::memcpy(least, both + 8, 32);
+}
+
+struct Q4_K {
+  static constexpr std::size_t elements = 256, bytes = 144;
+  template <class Sink>
+  static void decode(const std::uint8_t* p, Sink& sink) {
+    float scale[8], least[8];
+    k_scales(p, scale, least);
+    for (int i = 0; i < 8; ++i) {
+      const Vector values = Simd::multiply(Simd::all(scale[i]), Simd::load(kCount));
+      const Table table = Simd::table(Simd::subtract(values, Simd::all(least[i])));
+      for (int half = 0; half < 2; ++half) {
+        const Bytes q = Simd::load_bytes(p + 16 + 32 * (i / 2) + 16 * half);
+        sink.put(2 * i + half, Simd::look_up(table, i % 2 == 0 ? low_nibbles(q) : high_nibbles(q)));
+      }
+    }
+  }
+};
+
+struct Q5_K {
+  static constexpr std::size_t elements = 256, bytes = 176;
+  template <class Sink>
+  static void decode(const std::uint8_t* p, Sink& sink) {
+    float scale[8], least[8];
+    k_scales(p, scale, least);
+    const Bytes one = Simd::every(1);
+    for (int i = 0; i < 8; ++i) {
+      const Vector d = Simd::all(scale[i]);
+      const Vector m = Simd::all(least[i]);
+      for (int half = 0; half < 2; ++half) {
+        const Bytes q = Simd::load_bytes(p + 48 + 32 * (i / 2) + 16 * half);
+        const Bytes bit = Simd::bit_and(Simd::shift_right(Simd::load_bytes(p + 16 + 16 * half), i), one);
+        const Bytes code = Simd::bit_or(i % 2 == 0 ? low_nibbles(q) : high_nibbles(q), Simd::shift_left(bit, 4));
+        const Vector value = Simd::subtract(Simd::multiply(Simd::from_signed(code), d), m);
+        sink.put(2 * i + half, Simd::round_half(value));
+      }
+    }
+  }
+};
+
+struct Q6_K {
+  static constexpr std::size_t elements = 256, bytes = 210;
+  template <class Sink>
+  static void decode(const std::uint8_t* p, Sink& sink) {
+    alignas(64) float scale[16];
+    Simd::store(scale, Simd::multiply(Simd::all(Simd::half_at(p + 208)), Simd::from_signed(Simd::load_bytes(p + 192))));
+    const Bytes two = Simd::every(3);
+    for (int i = 0; i < 16; ++i) {
+      const int part = i / 8, quarter = i % 8 / 2, half = i % 2;
+      const Bytes q = Simd::load_bytes(p + 64 * part + 32 * (quarter % 2) + 16 * half);
+      const Bytes low = quarter < 2 ? low_nibbles(q) : high_nibbles(q);
+      const Bytes high = Simd::shift_right(Simd::load_bytes(p + 128 + 32 * part + 16 * half), 2 * quarter);
+      const Bytes code = Simd::bit_or(low, Simd::shift_left(Simd::bit_and(high, two), 4));
+      const Vector value = Simd::from_signed(Simd::minus(code, Simd::every(32)));
+      sink.put(i, Simd::round_half(Simd::multiply(Simd::all(scale[i]), value)));
+    }
+  }
+};
+
+}  // namespace

@@ -1,0 +1,157 @@
+// decode_grid.h: the decoders of the IQ2 and IQ3 types: grid entries as codes, added to sign codes, then looked up.
+#pragma once
+
+#include "devices/cpu/decode.h"
+
+namespace {
+
+// The weights of 16 magnitude codes and their signs. By mask where the registers have masks; else the sign is a bit of
+// the code, `Bit` above the magnitudes, and the table's upper half (of each part) is negative.
+template <int Bit, class S = Simd>
+inline Vector signed_look_up(Table table, Bytes codes, std::uint32_t signs, const GridCodes& grid) {
+  if constexpr (S::kSignMasks) {
+    return S::flip(Simd::look_up(table, codes), signs);
+  } else {
+    const auto& sign = Bit == 4 ? grid.sign4 : grid.sign8;
+    return Simd::look_up(table, Simd::bit_or(codes, Simd::load_two(sign[signs & 255], sign[signs >> 8])));
+  }
+}
+
+// The same from twice 7 bits, the eighth of each being their parity.
+template <int Bit, class S = Simd>
+inline Vector parity_look_up(Table table, Bytes codes, std::uint32_t first, std::uint32_t second,
+                             const GridCodes& grid) {
+  if constexpr (S::kSignMasks) {
+    const std::uint32_t high = grid.parity_mask[second];
+    return S::flip(Simd::look_up(table, codes), grid.parity_mask[first] | (high << 8));
+  } else {
+    const auto& sign = Bit == 4 ? grid.parity4 : grid.parity8;
+    return Simd::look_up(table, Simd::bit_or(codes, Simd::load_two(sign[first], sign[second])));
+  }
+}
+
+struct IQ2_XXS {
+  static constexpr std::size_t elements = 256, bytes = 66;
+  template <class Sink>
+  static void decode(const std::uint8_t* p, const GridCodes& grid, Sink& sink) {
+    const float d = Simd::half_at(p);
+    for (int i = 0; i < 8; ++i) {
+      const std::uint8_t* index = p + 2 + 8 * i;
+      const std::uint32_t word = load_u32(index + 4);
+      const Table table = scaled_table(kIq2Levels, d * (0.5f + static_cast<float>(word >> 28)) * 0.25f);
+      for (int half = 0; half < 2; ++half) {
+        const std::uint8_t* two = index + 2 * half;
+        const std::uint32_t signs = word >> (14 * half);
+        const Bytes code = Simd::load_two(grid.iq2_xxs[two[0]], grid.iq2_xxs[two[1]]);
+        sink.put(2 * i + half, parity_look_up<4>(table, code, signs & 127, (signs >> 7) & 127, grid));
+      }
+    }
+  }
+};
+
+// The 16 scales of IQ2_XS and IQ2_S, of 16 weights each.
+inline void iq2_scales(float d, const std::uint8_t* packed, float* scale) {
+  const Bytes both = Simd::load_two(packed, packed);
+  const Vector nibble = Simd::from_signed(Simd::zip_low(low_nibbles(both), high_nibbles(both)));
+  const Vector sum = Simd::add(Simd::all(0.5f), nibble);
+  Simd::store(scale, Simd::multiply(Simd::multiply(Simd::all(d), sum), Simd::all(0.25f)));
+}
+
+struct IQ2_XS {
+  static constexpr std::size_t elements = 256, bytes = 74;
+  template <class Sink, class S = Simd>
+  static void decode(const std::uint8_t* p, const GridCodes& grid, Sink& sink) {
+    alignas(64) float scale[16];
+    iq2_scales(Simd::half_at(p), p + 66, scale);
+    alignas(64) std::uint16_t entry[32];
+    if constexpr (S::kSignMasks) {
+      alignas(64) std::uint8_t signs[32];
+      S::split_words(p + 2, entry, signs);
+      for (int quad = 0; quad < 4; ++quad) {  // four times 16 weights, of four scales, in one table
+        const Table table = Simd::table(Simd::multiply(Simd::quads(scale + 4 * quad), Simd::load(kIq2Magnitudes)));
+        EXPERTILE_UNROLL
+        for (int j = 0; j < 4; ++j) {
+          const int i = 4 * quad + j;
+          const Bytes code = Simd::load_two(grid.iq2_xs[entry[2 * i]], grid.iq2_xs[entry[2 * i + 1]]);
+          const Bytes part = Simd::bit_or(code, Simd::every(static_cast<std::uint8_t>(4 * j)));
+          sink.put(i, S::flip(Simd::look_up(table, part), load_u16(signs + 2 * i)));
+        }
+      }
+    } else {
+      alignas(64) std::uint16_t sign[32];
+      S::split_words(p + 2, entry, sign);
+      for (int pair = 0; pair < 8; ++pair) {  // twice 16 weights, of two scales, in one table
+        const Table table = Simd::table(Simd::multiply(Simd::pairs(scale + 2 * pair), Simd::load(kIq2Levels)));
+        EXPERTILE_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const int i = 2 * pair + half;
+          const Bytes code = Simd::load_two(grid.iq2_xs[entry[2 * i]], grid.iq2_xs[entry[2 * i + 1]]);
+          const Bytes signs = Simd::load_two(grid.parity4[sign[2 * i]], grid.parity4[sign[2 * i + 1]]);
+          const Bytes upper = Simd::every(static_cast<std::uint8_t>(8 * half));
+          sink.put(i, Simd::look_up(table, Simd::bit_or(Simd::bit_or(code, signs), upper)));
+        }
+      }
+    }
+  }
+};
+
+struct IQ2_S {
+  static constexpr std::size_t elements = 256, bytes = 82;
+  template <class Sink>
+  static void decode(const std::uint8_t* p, const GridCodes& grid, Sink& sink) {
+    alignas(64) float scale[16];
+    iq2_scales(Simd::half_at(p), p + 74, scale);
+    const Bytes upper = Simd::every(8);
+    for (int i = 0; i < 8; ++i) {
+      const Table table = Simd::table(Simd::multiply(Simd::pairs(scale + 2 * i), Simd::load(kIq2Levels)));
+      const std::uint8_t* index = p + 2 + 4 * i;
+      const std::uint8_t* signs = index + 32;
+      const std::uint32_t high = p[66 + i];
+      const auto entry = [&](int l) { return grid.iq2_s[index[l] | ((high << (8 - 2 * l)) & 0x300)]; };
+      sink.put(2 * i, signed_look_up<4>(table, Simd::load_two(entry(0), entry(1)), load_u16(signs), grid));
+      const Bytes codes = Simd::bit_or(Simd::load_two(entry(2), entry(3)), upper);
+      sink.put(2 * i + 1, signed_look_up<4>(table, codes, load_u16(signs + 2), grid));
+    }
+  }
+};
+
+struct IQ3_XXS {
+  static constexpr std::size_t elements = 256, bytes = 98;
+  template <class Sink>
+  static void decode(const std::uint8_t* p, const GridCodes& grid, Sink& sink) {
+    const float d = Simd::half_at(p);
+    for (int i = 0; i < 8; ++i) {
+      const std::uint32_t word = load_u32(p + 66 + 4 * i);
+      const Table table = scaled_table(kIq3XxsLevels, d * (0.5f + static_cast<float>(word >> 28)) * 0.5f);
+      for (int half = 0; half < 2; ++half) {
+        const std::uint8_t* q = p + 2 + 8 * i + 4 * half;
+        const std::uint32_t signs = word >> (14 * half);
+        const Bytes code =
+            Simd::load_four(grid.iq3_xxs[q[0]], grid.iq3_xxs[q[1]], grid.iq3_xxs[q[2]], grid.iq3_xxs[q[3]]);
+        sink.put(2 * i + half, parity_look_up<8>(table, code, signs & 127, (signs >> 7) & 127, grid));
+      }
+    }
+  }
+};
+
+struct IQ3_S {
+  static constexpr std::size_t elements = 256, bytes = 110;
+  template <class Sink>
+  static void decode(const std::uint8_t* p, const GridCodes& grid, Sink& sink) {
+    const float d = Simd::half_at(p);
+    for (int i = 0; i < 8; ++i) {
+      const int nibble = (p[106 + i / 2] >> (4 * (i % 2))) & 15;
+      const Table table = scaled_table(kIq3SLevels, d * static_cast<float>(1 + 2 * nibble));
+      const std::uint32_t high = p[66 + i];
+      for (int half = 0; half < 2; ++half) {
+        const std::uint8_t* q = p + 2 + 8 * i + 4 * half;
+        const std::uint8_t* signs = p + 74 + 4 * i + 2 * half;
+        const auto entry = [&](int l) { return grid.iq3_s[q[l] | (((high >> (4 * half + l)) & 1) << 8)]; };
+        const Bytes code = Simd::load_four(entry(0), entry(1), entry(2), entry(3));
+        sink.put(2 * i + half, signed_look_up<8>(table, code, load_u16(signs), grid));
+      }
+    }
+  }
+};
+
+}  // namespace

@@ -1,0 +1,111 @@
+#include "devices/cpu/panel_gemm.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace expertile::cpu {
+namespace {
+
+void copy_padded(const void* from, std::size_t n, float* to) {
+  std::memcpy(to, from, 4 * n);
+  std::fill(to + n, to + padded(n), 0.0f);
+}
+
+}  // namespace
+
+PanelGemm::PanelGemm(const Kernels& kernels, Type type, Operand operand, std::size_t n_inner)
+    : kernels_(kernels),
+      format_(kernels.format(type)),
+      operand_(operand),
+      n_inner_(n_inner),
+      elements_(type_info(type).elements),
+      bytes_(type_info(type).bytes) {}
+
+bool PanelGemm::is_direct(std::size_t n_rows) const {
+  return operand_ == Operand::Half && n_rows <= static_cast<std::size_t>(kernels_.direct_rows);
+}
+
+// Few rows are not cut: the direct dot products walk them from end to end. Else the steps are about equal, and whole
+// quant blocks of every format.
+std::size_t PanelGemm::inner_step(std::size_t n_rows) const {
+  if (is_direct(n_rows)) return padded(n_inner_);
+  constexpr std::size_t kBlocks = 256;
+  const std::size_t steps = (n_inner_ + kernels_.inner_step - 1) / kernels_.inner_step;
+  return ((n_inner_ + steps - 1) / steps + kBlocks - 1) / kBlocks * kBlocks;
+}
+
+void PanelGemm::convert_row(const void* from, std::size_t row, std::size_t n_rows, float* block) const {
+  const std::size_t full = inner_step(n_rows);
+  for (std::size_t k = 0; k < n_inner_; k += full) {
+    const std::size_t n = std::min(full, n_inner_ - k);
+    float* to = block + k * n_rows + row * padded(n);
+    if (operand_ == Operand::Half) {
+      kernels_.half_row(static_cast<const std::uint16_t*>(from) + k, n, to);
+    } else {
+      copy_padded(static_cast<const float*>(from) + k, n, to);
+    }
+  }
+}
+
+std::size_t PanelGemm::scratch_bytes() const {
+  const std::size_t step = std::min(kernels_.inner_step, padded(n_inner_));
+  return kernels_.panel_weights * (step + kMaxRows * kLanes) * sizeof(float);
+}
+
+void PanelGemm::decode(const Panel& panel, std::size_t k, std::size_t n, float* to) const {
+  for (int w = 0; w < panel.n_weights; ++w, to += padded(n)) {
+    const std::uint8_t* from = panel.weights[w] + k / elements_ * bytes_;
+    if (operand_ == Operand::Half) {
+      format_.decode(from, n, to);
+    } else {
+      copy_padded(from, n, to);
+    }
+  }
+}
+
+void PanelGemm::step(const Panel& panel, std::size_t k, std::size_t n, const float* decoded, float* partial) const {
+  const auto most_rows = static_cast<std::size_t>(kernels_.micro_rows);
+  const std::size_t groups = (panel.count + most_rows - 1) / most_rows;
+  const std::size_t stride = padded(n);
+  MicroStep step{};
+  step.weight_stride = step.row_stride = step.n_inner = stride;
+  step.sums_stride = panel.sums_stride;
+  step.first = k == 0;
+  step.last = k + n == n_inner_;
+  step.partial = partial;
+  for (std::size_t group = 0; group < groups; ++group) {
+    const std::size_t begin = panel.count * group / groups;
+    step.n_rows = static_cast<int>(panel.count * (group + 1) / groups - begin);
+    step.rows = panel.block + k * panel.n_rows + (panel.first_row + begin) * stride;
+    for (int w = 0; w < panel.n_weights; w += kernels_.micro_weights) {
+      step.n_weights = std::min(kernels_.micro_weights, panel.n_weights - w);
+      step.weights = decoded + static_cast<std::size_t>(w) * stride;
+      step.sums = panel.sums + begin * panel.sums_stride + w;
+      if (operand_ == Operand::Half) {
+        kernels_.multiply(step);
+      } else {
+        kernels_.multiply_fp32(step);
+      }
+      step.partial += static_cast<std::size_t>(step.n_rows * step.n_weights) * kLanes;
+    }
+  }
+}
+
+void PanelGemm::multiply(const Panel& panel, std::byte* scratch) const {
+  if (is_direct(panel.n_rows)) {
+    const float* rows = panel.block + panel.first_row * row_floats();
+    format_.direct({panel.weights, panel.n_weights, rows, row_floats(), static_cast<int>(panel.count), n_inner_,
+                    panel.sums, panel.sums_stride});
+    return;
+  }
+  const std::size_t full = inner_step(panel.n_rows);
+  auto* decoded = reinterpret_cast<float*>(scratch);
+  float* partial = decoded + kernels_.panel_weights * std::min(kernels_.inner_step, padded(n_inner_));
+  for (std::size_t k = 0; k < n_inner_; k += full) {
+    const std::size_t n = std::min(full, n_inner_ - k);
+    decode(panel, k, n, decoded);
+    step(panel, k, n, decoded, partial);
+  }
+}
+
+}  // namespace expertile::cpu

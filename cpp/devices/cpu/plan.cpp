@@ -1,0 +1,400 @@
+// plan.cpp: the plan kernels, native.
+//
+// The blocks of 1,024 entries are what the arrays speak of; here a thread takes a run of blocks and carries its offsets
+// from one to the next, so that only the first block of a run looks at the counts before it.
+//
+// Entries are scattered as pairs (token, weight) of 8 bytes and the pairs split into the two row arrays afterwards: one
+// open cache line and page an expert instead of two. Entries go by fours, so that ids, weights and positions move in
+// whole words; four with a skipped one among them go singly.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <unordered_map>
+
+#include "args.h"
+#include "devices/cpu/native.h"
+#include "devices/cpu/plan.h"
+#include "devices/cpu/thread_pool.h"
+
+namespace expertile {
+namespace {
+
+using args::PlanArgs;
+using u32 = std::uint32_t;
+using i32 = std::int32_t;
+using u64 = std::uint64_t;
+using Int4 = i32 __attribute__((vector_size(16)));
+using Long2 = u64 __attribute__((vector_size(16)));
+
+static_assert(std::endian::native == std::endian::little, "pairs are taken apart by shifts");
+
+constexpr std::size_t kBlock = EXPERTILE_BLOCK_ENTRIES;
+constexpr std::size_t kRunBlocks = 8;     // fewer blocks a thread are not worth waking it
+constexpr std::size_t kRunColumns = 256;  // experts a thread walks through all blocks, the same
+constexpr std::size_t kRunRows = 8192;
+constexpr u64 kPaddingPair = 0xFFFFFFFFu;  // token -1, weight +0
+
+struct Tile {
+  u32 expert, first_row, rows, zero;
+};
+
+struct RowArrays {
+  i32* token = nullptr;
+  float* weight = nullptr;
+};
+
+std::size_t round_up(std::size_t value, std::size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+template <class Vector>
+Vector load(const void* from) {
+  Vector value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+// f(e) for 0..n-1, by sixteens: a fixed count is what compilers turn into vector code at -O2.
+template <class Body>
+inline void for_each_expert(std::size_t from, std::size_t to, Body&& f) {
+  for (; from + 16 <= to; from += 16) {
+    for (std::size_t j = 0; j < 16; ++j) f(from + j);
+  }
+  for (; from < to; ++from) f(from);
+}
+
+void add(u32* __restrict sum, const u32* __restrict counts, std::size_t n) {
+  for_each_expert(0, n, [=](std::size_t e) { sum[e] += counts[e]; });
+}
+
+void count_block(const PlanArgs& a, const i32* __restrict ids, std::size_t block, u32* __restrict counts) {
+  const u32 n_experts = a.n_experts;
+  std::fill_n(counts, n_experts, 0u);
+  const std::size_t end = std::min<std::size_t>(a.n_entries, (block + 1) * kBlock);
+  const auto count_one = [&](u32 expert) {
+    if (expert < n_experts) ++counts[expert];
+  };
+  std::size_t i = block * kBlock;
+  for (; i + 4 <= end; i += 4) {
+    const u64 low = load<u64>(ids + i), high = load<u64>(ids + i + 2);
+    count_one(static_cast<u32>(low));
+    count_one(static_cast<u32>(low >> 32));
+    count_one(static_cast<u32>(high));
+    count_one(static_cast<u32>(high >> 32));
+  }
+  for (; i < end; ++i) count_one(static_cast<u32>(ids[i]));
+}
+
+void count_blocks(const PlanArgs& a, const i32* ids, u32* block_count, ThreadPool& pool) {
+  pool.run_ranges(a.n_blocks, kRunBlocks, [&](std::size_t from, std::size_t to, int) {
+    for (std::size_t b = from; b < to; ++b) count_block(a, ids, b, block_count + b * a.n_experts);
+  });
+}
+
+// block_offset from block_count; leaves each expert's entries in `totals`.
+void scan_blocks(const PlanArgs& a, const u32* block_count, u32* block_offset, u32* totals, ThreadPool& pool) {
+  const std::size_t n = a.n_experts;
+  const std::size_t grain = a.n_blocks >= 4 * kRunBlocks ? kRunColumns : n;
+  pool.run_ranges(n, grain, [&](std::size_t from, std::size_t to, int) {
+    std::fill(totals + from, totals + to, 0u);
+    for (std::size_t b = 0; b < a.n_blocks; ++b) {
+      const u32* __restrict counts = block_count + b * n;
+      u32* __restrict offsets = block_offset + b * n;
+      u32* __restrict sum = totals;
+      for_each_expert(from, to, [=](std::size_t e) {
+        offsets[e] = sum[e];
+        sum[e] += counts[e];
+      });
+    }
+  });
+}
+
+// From each expert's entries to expert_offset, tiles and meta.
+void finish(const PlanArgs& a, const u32* totals, u32* expert_offset, Tile* tiles, u32* meta) {
+  u32 row = 0, n_tiles = 0, kept = 0, active = 0, largest = 0;
+  for (u32 e = 0; e < a.n_experts; ++e) {
+    const u32 count = totals[e];
+    expert_offset[e] = row;
+    for (u32 done = 0; done < count; done += a.tile_rows) {
+      tiles[n_tiles++] = {e, row + done, std::min(count - done, a.tile_rows), 0};
+    }
+    row = n_tiles * a.tile_rows;
+    kept += count;
+    active += count > 0;
+    largest = std::max(largest, count);
+  }
+  expert_offset[a.n_experts] = row;
+  const u32 grid = std::max(n_tiles, 1u);
+  const u32 words[EXPERTILE_META_WORDS] = {row,    n_tiles, kept,
+                                           active, largest, std::max(row, 1u),
+                                           1,      1,       std::max(a.gate_up_columns, 1u),
+                                           grid,   1,       std::max(a.down_columns, 1u),
+                                           grid,   1};
+  std::memcpy(meta, words, sizeof(words));
+}
+
+// The padding rows, where the entries are placed by another kernel.
+void pad(const PlanArgs& a, const u32* totals, const u32* expert_offset, RowArrays rows) {
+  for (u32 e = 0; e < a.n_experts; ++e) {
+    for (u32 row = expert_offset[e] + totals[e]; row < expert_offset[e + 1]; ++row) {
+      rows.token[row] = -1;
+      rows.weight[row] = 0.0f;
+    }
+  }
+}
+
+// Padding into every expert's last tile, a fixed count by twos; the entries then overwrite what is theirs.
+void pad_pairs(const PlanArgs& a, const u32* expert_offset, u64* pairs) {
+  const Long2 two = {kPaddingPair, kPaddingPair};
+  for (u32 e = 0; e < a.n_experts; ++e) {
+    const u32 end = expert_offset[e + 1];
+    if (end == expert_offset[e]) continue;
+    u32 row = end - a.tile_rows;
+    for (; row + 2 <= end; row += 2) std::memcpy(pairs + row, &two, sizeof(two));
+    if (row < end) pairs[row] = kPaddingPair;
+  }
+}
+
+void split_pairs(const u64* __restrict pairs, std::size_t from, std::size_t to, RowArrays rows) {
+  std::size_t r = from;
+  for (; r + 4 <= to; r += 4) {
+    const Int4 low = load<Int4>(pairs + r), high = load<Int4>(pairs + r + 2);
+    const Int4 tokens = __builtin_shufflevector(low, high, 0, 2, 4, 6);
+    const Int4 weights = __builtin_shufflevector(low, high, 1, 3, 5, 7);
+    std::memcpy(rows.token + r, &tokens, sizeof(tokens));
+    std::memcpy(rows.weight + r, &weights, sizeof(weights));
+  }
+  for (; r < to; ++r) {
+    const u32 words[2] = {static_cast<u32>(pairs[r]), static_cast<u32>(pairs[r] >> 32)};
+    std::memcpy(rows.token + r, &words[0], 4);
+    std::memcpy(rows.weight + r, &words[1], 4);
+  }
+}
+
+struct Entries {
+  const i32* ids;
+  const float* weights;
+  i32* position;
+  RowArrays rows;
+  u64* pairs;
+};
+
+// Out of line: in the loop over fours its registers are worth more than its calls.
+[[gnu::noinline]] void place_singly(const Entries& entries, u32 n_experts, std::size_t from, std::size_t to, Int4 token,
+                                    u32* next) {
+  for (std::size_t i = from; i < to; ++i) {
+    const u32 expert = static_cast<u32>(entries.ids[i]);
+    i32 row = -1;
+    if (expert < n_experts) {
+      row = static_cast<i32>(next[expert]++);
+      entries.pairs[row] = u64{load<u32>(entries.weights + i)} << 32 | static_cast<u32>(token[i - from]);
+    }
+    entries.position[i] = row;
+  }
+}
+
+// The entries of blocks from..to-1 to their pairs; `next`: the next row of each expert, at block `from` to begin with.
+void place_blocks(const PlanArgs& a, const Entries& entries, std::size_t from, std::size_t to, u32* __restrict next) {
+  const i32* __restrict ids = entries.ids;
+  const float* __restrict weights = entries.weights;
+  i32* __restrict position = entries.position;
+  u64* __restrict pairs = entries.pairs;
+  const u32 n_experts = a.n_experts;
+  const std::size_t begin = from * kBlock, end = std::min<std::size_t>(a.n_entries, to * kBlock);
+  const i32 k = static_cast<i32>(a.top_k), token_step = 4 / k, slot_step = 4 % k;
+  Int4 token{}, slot{};
+  for (std::size_t j = 0; j < 4; ++j) {
+    token[j] = static_cast<i32>((begin + j) / a.top_k);
+    slot[j] = static_cast<i32>((begin + j) % a.top_k);
+  }
+  std::size_t i = begin;
+  for (; i + 4 <= end; i += 4) {
+    const u64 low = load<u64>(ids + i), high = load<u64>(ids + i + 2);
+    const u32 e0 = static_cast<u32>(low), e1 = static_cast<u32>(low >> 32);
+    const u32 e2 = static_cast<u32>(high), e3 = static_cast<u32>(high >> 32);
+    if (e0 < n_experts && e1 < n_experts && e2 < n_experts && e3 < n_experts) [[likely]] {
+      const u32 r0 = next[e0]++, r1 = next[e1]++, r2 = next[e2]++, r3 = next[e3]++;
+      const Int4 rows = {static_cast<i32>(r0), static_cast<i32>(r1), static_cast<i32>(r2), static_cast<i32>(r3)};
+      std::memcpy(position + i, &rows, sizeof(rows));
+      const Int4 weight = load<Int4>(weights + i);
+      const auto first = std::bit_cast<Long2>(__builtin_shufflevector(token, weight, 0, 4, 1, 5));
+      const auto second = std::bit_cast<Long2>(__builtin_shufflevector(token, weight, 2, 6, 3, 7));
+      pairs[r0] = first[0];
+      pairs[r1] = first[1];
+      pairs[r2] = second[0];
+      pairs[r3] = second[1];
+    } else {
+      place_singly(entries, n_experts, i, i + 4, token, next);
+    }
+    const Int4 wraps = slot + slot_step >= k;  // -1 where the next slot is one of the next token
+    token = token + token_step - wraps;
+    slot = slot + slot_step - (wraps & k);
+  }
+  place_singly(entries, n_experts, i, end, token, next);
+}
+
+u64* pairs_of(const PlanArgs& a, ThreadPool& pool, std::size_t words_before, u32** words) {
+  const std::size_t bytes = round_up(words_before * sizeof(u32), 64);
+  std::byte* memory = pool.shared_scratch(bytes + std::size_t{a.max_rows} * sizeof(u64));
+  *words = reinterpret_cast<u32*>(memory);
+  return reinterpret_cast<u64*>(memory + bytes);
+}
+
+void split_rows(const Entries& entries, std::size_t n_rows, ThreadPool& pool) {
+  pool.run_ranges(n_rows, kRunRows,
+                  [&](std::size_t from, std::size_t to, int) { split_pairs(entries.pairs, from, to, entries.rows); });
+}
+
+// Places all blocks where the offsets of every block are known.
+void place_from_offsets(const PlanArgs& a, const Entries& entries, const u32* block_offset, const u32* expert_offset,
+                        ThreadPool& pool) {
+  pad_pairs(a, expert_offset, entries.pairs);
+  pool.run_ranges(a.n_blocks, kRunBlocks, [&](std::size_t from, std::size_t to, int worker) {
+    u32* next = reinterpret_cast<u32*>(pool.scratch(worker, a.n_experts * sizeof(u32)));
+    std::copy_n(expert_offset, a.n_experts, next);
+    add(next, block_offset + from * a.n_experts, a.n_experts);
+    place_blocks(a, entries, from, to, next);
+  });
+  split_rows(entries, expert_offset[a.n_experts], pool);
+}
+
+// Offsets and places from the counts of the blocks alone, which it makes itself where `count` says so.
+void place_from_counts(const PlanArgs& a, bool count, Entries entries, u32* block_count, u32* expert_offset,
+                       Tile* tiles, u32* meta, ThreadPool& pool) {
+  const std::size_t n = a.n_experts, stride = round_up(n, 16);
+  const std::size_t runs =
+      std::clamp<std::size_t>(a.n_blocks / kRunBlocks, 1, static_cast<std::size_t>(pool.threads()));
+  u32* totals;
+  entries.pairs = pairs_of(a, pool, (runs + 1) * stride, &totals);
+  const auto next_of = [&](std::size_t run) { return totals + (run + 1) * stride; };
+  const auto first_of = [&](std::size_t run) { return a.n_blocks * run / runs; };
+  pool.run(runs, [&](std::size_t run, int) {
+    u32* sum = next_of(run);
+    std::fill_n(sum, n, 0u);
+    for (std::size_t b = first_of(run); b < first_of(run + 1); ++b) {
+      if (count) count_block(a, entries.ids, b, block_count + b * n);
+      add(sum, block_count + b * n, n);
+    }
+  });
+  std::fill_n(totals, n, 0u);
+  for (std::size_t run = 0; run < runs; ++run) {
+    u32* sum = next_of(run);
+    for (std::size_t e = 0; e < n; ++e) {
+      const u32 own = sum[e];
+      sum[e] = totals[e];
+      totals[e] += own;
+    }
+  }
+  finish(a, totals, expert_offset, tiles, meta);
+  pad_pairs(a, expert_offset, entries.pairs);
+  pool.run(runs, [&](std::size_t run, int) {
+    add(next_of(run), expert_offset, n);
+    place_blocks(a, entries, first_of(run), first_of(run + 1), next_of(run));
+  });
+  split_rows(entries, expert_offset[n], pool);
+}
+
+void mm_clear(const NativeCall& call) {
+  const auto& a = call.arguments<PlanArgs>();
+  std::fill_n(call.buffer<i32>(1), a.max_rows, -1);
+  std::fill_n(call.buffer<float>(2), a.max_rows, 0.0f);
+}
+
+void mm_hist(const NativeCall& call) {
+  count_blocks(call.arguments<PlanArgs>(), call.buffer<const i32>(1), call.buffer<u32>(2), call.pool);
+}
+
+u32* totals_of(const NativeCall& call) {
+  return reinterpret_cast<u32*>(call.pool.shared_scratch(call.arguments<PlanArgs>().n_experts * sizeof(u32)));
+}
+
+void mm_scan(const NativeCall& call) {
+  const auto& a = call.arguments<PlanArgs>();
+  u32* totals = totals_of(call);
+  scan_blocks(a, call.buffer<const u32>(1), call.buffer<u32>(2), totals, call.pool);
+  finish(a, totals, call.buffer<u32>(3), call.buffer<Tile>(4), call.buffer<u32>(5));
+}
+
+void mm_scan_pad(const NativeCall& call) {
+  const auto& a = call.arguments<PlanArgs>();
+  u32* totals = totals_of(call);
+  scan_blocks(a, call.buffer<const u32>(1), call.buffer<u32>(2), totals, call.pool);
+  finish(a, totals, call.buffer<u32>(3), call.buffer<Tile>(4), call.buffer<u32>(7));
+  pad(a, totals, call.buffer<u32>(3), {call.buffer<i32>(5), call.buffer<float>(6)});
+}
+
+void mm_onegroup(const NativeCall& call) {
+  const auto& a = call.arguments<PlanArgs>();
+  u32* totals = totals_of(call);
+  count_blocks(a, call.buffer<const i32>(1), call.buffer<u32>(2), call.pool);
+  scan_blocks(a, call.buffer<const u32>(2), call.buffer<u32>(3), totals, call.pool);
+  finish(a, totals, call.buffer<u32>(4), call.buffer<Tile>(5), call.buffer<u32>(8));
+  pad(a, totals, call.buffer<u32>(4), {call.buffer<i32>(6), call.buffer<float>(7)});
+}
+
+void mm_scan_blocks(const NativeCall& call) {
+  scan_blocks(call.arguments<PlanArgs>(), call.buffer<const u32>(1), call.buffer<u32>(2), totals_of(call), call.pool);
+}
+
+// One for mm_place and mm_place_two_level: in order, a rank is what the counter says.
+void mm_place(const NativeCall& call) {
+  const auto& a = call.arguments<PlanArgs>();
+  u32* none;
+  const Entries entries{call.buffer<const i32>(1),
+                        call.buffer<const float>(2),
+                        call.buffer<i32>(7),
+                        {call.buffer<i32>(5), call.buffer<float>(6)},
+                        pairs_of(a, call.pool, 0, &none)};
+  place_from_offsets(a, entries, call.buffer<const u32>(3), call.buffer<const u32>(4), call.pool);
+}
+
+void mm_place_from_offsets(const NativeCall& call) {
+  const auto& a = call.arguments<PlanArgs>();
+  u32* totals;
+  u64* pairs = pairs_of(a, call.pool, a.n_experts, &totals);
+  const Entries entries{call.buffer<const i32>(1),
+                        call.buffer<const float>(2),
+                        call.buffer<i32>(9),
+                        {call.buffer<i32>(7), call.buffer<float>(8)},
+                        pairs};
+  const u32* block_offset = call.buffer<const u32>(4);
+  const std::size_t last = (a.n_blocks - std::size_t{1}) * a.n_experts;
+  std::copy_n(block_offset + last, a.n_experts, totals);
+  add(totals, call.buffer<const u32>(3) + last, a.n_experts);
+  finish(a, totals, call.buffer<u32>(5), call.buffer<Tile>(6), call.buffer<u32>(10));
+  place_from_offsets(a, entries, block_offset, call.buffer<const u32>(5), call.pool);
+}
+
+template <bool count>
+void place_without_offsets(const NativeCall& call) {
+  const Entries entries{call.buffer<const i32>(1),
+                        call.buffer<const float>(2),
+                        call.buffer<i32>(8),
+                        {call.buffer<i32>(6), call.buffer<float>(7)},
+                        nullptr};
+  place_from_counts(call.arguments<PlanArgs>(), count, entries, call.buffer<u32>(3), call.buffer<u32>(4),
+                    call.buffer<Tile>(5), call.buffer<u32>(9), call.pool);
+}
+
+}  // namespace
+
+NativeKernel find_native_plan(const std::string& name) {
+  static const std::unordered_map<std::string, NativeKernel> kernels = {
+      {"mm_clear", mm_clear},
+      {"mm_hist", mm_hist},
+      {"mm_scan", mm_scan},
+      {"mm_scan_pad", mm_scan_pad},
+      {"mm_onegroup", mm_onegroup},
+      {"mm_scan_blocks", mm_scan_blocks},
+      {"mm_place", mm_place},
+      {"mm_place_two_level", mm_place},
+      {"mm_place_from_counts", place_without_offsets<false>},
+      {"mm_place_from_offsets", mm_place_from_offsets},
+      {"mm_single", place_without_offsets<true>},
+      {"mm_gather", cpu_mm_gather},
+      {"mm_gather_h", cpu_mm_gather_h},
+      {"mm_combine", cpu_mm_combine},
+  };
+  const auto found = kernels.find(name);
+  return found == kernels.end() ? nullptr : found->second;
+}
+
+}  // namespace expertile

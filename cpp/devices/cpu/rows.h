@@ -1,0 +1,18 @@
+// rows.h: what the row-wise native kernels share.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace expertile::cpu {
+
+// Adds one task's saturated activations to the layer's count.
+inline void count_saturated(std::uint32_t* total, std::uint32_t count) {
+  if (count != 0) std::atomic_ref<std::uint32_t>(*total).fetch_add(count, std::memory_order_relaxed);
+}
+
+// Rows of n values that are worth a task of their own.
+inline std::size_t row_grain(std::size_t n) { return n >= 8192 ? 1 : 8192 / (n + 1) + 1; }
+
+}  // namespace expertile::cpu

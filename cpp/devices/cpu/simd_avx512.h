@@ -1,0 +1,156 @@
+// simd_avx512.h: 16 fp32 lanes and 16 bytes on AVX-512 F, BW, DQ, VL. Only for units compiled with these flags.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+struct Simd {
+  static constexpr int kParts = 1;
+  static constexpr int kWidth = 16;
+  static constexpr bool kSignMasks = true;  // signs are turned by mask, the tables hold magnitudes alone
+  static constexpr int kDirectWeights = 2;  // two chains of additions hide the latency of one
+  using Part = __m512;
+  struct Vector {
+    __m512 part[1];
+  };
+  using Bytes = __m128i;
+  using Table = __m512;  // 16 values, rounded to half already
+
+  static Part load_part(const float* p) { return _mm512_loadu_ps(p); }
+  static void store_part(float* p, Part v) { _mm512_storeu_ps(p, v); }
+  // A register from here on: else the compiler loads anew for every use.
+  static void keep(Part& v) { asm("" : "+v"(v)); }
+  static Part zero_part() { return _mm512_setzero_ps(); }
+  static Part fused(Part a, Part b, Part sum) { return _mm512_fmadd_ps(a, b, sum); }
+  static Part separate(Part a, Part b, Part sum) { return _mm512_add_ps(sum, _mm512_mul_ps(a, b)); }
+
+  static Vector load(const float* p) { return {{_mm512_loadu_ps(p)}}; }
+  static void store(float* p, Vector v) { _mm512_storeu_ps(p, v.part[0]); }
+  static Vector all(float x) { return {{_mm512_set1_ps(x)}}; }
+  // 8 lanes of p[0], 8 of p[1]; then 4 lanes of each of p[0..3].
+  static Vector pairs(const float* p) {
+    return {{_mm512_insertf32x8(_mm512_castps256_ps512(_mm256_set1_ps(p[0])), _mm256_set1_ps(p[1]), 1)}};
+  }
+  static Vector quads(const float* p) {
+    const __m512i lanes = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+    return {{_mm512_permutexvar_ps(lanes, _mm512_castps128_ps512(_mm_loadu_ps(p)))}};
+  }
+  static Vector add(Vector a, Vector b) { return {{_mm512_add_ps(a.part[0], b.part[0])}}; }
+  static Vector subtract(Vector a, Vector b) { return {{_mm512_sub_ps(a.part[0], b.part[0])}}; }
+  static Vector multiply(Vector a, Vector b) { return {{_mm512_mul_ps(a.part[0], b.part[0])}}; }
+  static Vector divide(Vector a, Vector b) { return {{_mm512_div_ps(a.part[0], b.part[0])}}; }
+  // NaN stays NaN.
+  static Vector clamp(Vector v, float low, float high) {
+    return {{_mm512_max_ps(_mm512_set1_ps(low), _mm512_min_ps(_mm512_set1_ps(high), v.part[0]))}};
+  }
+  // 2^(v / 2) rounded down and what is left of 2^v, for whole v of -252..252.
+  static void powers_of_two(Vector v, Vector* half, Vector* rest) {
+    const __m512i whole = _mm512_cvtps_epi32(v.part[0]);
+    const __m512i first = _mm512_srai_epi32(whole, 1);
+    const __m512i second = _mm512_sub_epi32(whole, first);
+    const __m512i bias = _mm512_set1_epi32(127);
+    half->part[0] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(first, bias), 23));
+    rest->part[0] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(second, bias), 23));
+  }
+  static __m256i to_half(__m512 v) { return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static Vector round_half(Vector v) { return {{_mm512_cvtph_ps(to_half(v.part[0]))}}; }
+  static float half_at(const std::uint8_t* p) {
+    std::uint16_t bits;
+    std::memcpy(&bits, p, 2);
+    return _cvtsh_ss(bits);
+  }
+  static __m256i load_words(const std::uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static Vector load_half(const std::uint8_t* p) { return {{_mm512_cvtph_ps(load_words(p))}}; }
+  static Vector load_bf16(const std::uint8_t* p) {
+    return {{_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_words(p)), 16))}};
+  }
+  static Vector from_signed(Bytes b) { return {{_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b))}}; }
+  static void store_half(std::uint16_t* p, Vector v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_half(v.part[0]));
+  }
+  // Halves saturate at +-65504, NaN passes; adds to `count` how many did.
+  static Vector saturate(Vector v, std::uint32_t& count) {
+    const __m512 most = _mm512_set1_ps(65504.0f);
+    const __m512 sign = _mm512_set1_ps(-0.0f);
+    const __mmask16 over = _mm512_cmp_ps_mask(_mm512_andnot_ps(sign, v.part[0]), most, _CMP_GT_OQ);
+    count += static_cast<std::uint32_t>(__builtin_popcount(over));
+    return {{_mm512_mask_or_ps(v.part[0], over, _mm512_and_ps(sign, v.part[0]), most)}};
+  }
+
+  static Table table(Vector values) { return round_half(values).part[0]; }
+  static Vector look_up(Table t, Bytes codes) { return {{_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(codes), t)}}; }
+
+  static Bytes load_bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+  static Bytes load_two(const void* p, const void* q) {
+    const __m128i low = _mm_loadl_epi64(static_cast<const __m128i*>(p));
+    return _mm_castps_si128(_mm_loadh_pi(_mm_castsi128_ps(low), static_cast<const __m64*>(q)));
+  }
+  static Bytes load_four(const void* p, const void* q, const void* r, const void* s) {
+    std::int32_t word[4];
+    std::memcpy(&word[0], p, 4);
+    std::memcpy(&word[1], q, 4);
+    std::memcpy(&word[2], r, 4);
+    std::memcpy(&word[3], s, 4);
+    return _mm_set_epi32(word[3], word[2], word[1], word[0]);
+  }
+  static Bytes every(std::uint8_t x) { return _mm_set1_epi8(static_cast<char>(x)); }
+  static Bytes bit_and(Bytes a, Bytes b) { return _mm_and_si128(a, b); }
+  static Bytes bit_or(Bytes a, Bytes b) { return _mm_or_si128(a, b); }
+  static Bytes minus(Bytes a, Bytes b) { return _mm_sub_epi8(a, b); }
+  static Bytes shift_right(Bytes a, int n) {
+    return _mm_and_si128(_mm_srli_epi16(a, n), every(static_cast<std::uint8_t>(0xff >> n)));
+  }
+  // Bytes that have few bits: none leaves its byte.
+  static Bytes shift_left(Bytes a, int n) { return _mm_slli_epi16(a, n); }
+  static Bytes zip_low(Bytes a, Bytes b) { return _mm_unpacklo_epi8(a, b); }
+  static Bytes zip_high(Bytes a, Bytes b) { return _mm_unpackhi_epi8(a, b); }
+  static Bytes high_half(Bytes a) { return _mm_unpackhi_epi64(a, a); }
+  // Byte i is `value` where bit i of `bits` is set, else 0.
+  static Bytes spread_bits(std::uint32_t bits, std::uint8_t value) {
+    const __m128i where = _mm_set_epi8(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
+    const __m128i bit = _mm_set1_epi64x(static_cast<long long>(0x8040201008040201ull));
+    const __m128i copies = _mm_shuffle_epi8(_mm_cvtsi32_si128(static_cast<int>(bits)), where);
+    return _mm_and_si128(_mm_cmpeq_epi8(_mm_and_si128(copies, bit), bit), every(value));
+  }
+
+  // 32 words of 16 bits: the lower 9 bits; of the upper 7, as the lower bits of a byte, the byte of even parity.
+  static void split_words(const void* p, std::uint16_t* lower, std::uint8_t* signs) {
+    const __m512i words = _mm512_loadu_si512(p);
+    _mm512_store_si512(lower, _mm512_and_si512(words, _mm512_set1_epi16(511)));
+    const __m512i seven = _mm512_srli_epi16(words, 9);
+    __m512i parity = _mm512_xor_si512(seven, _mm512_srli_epi16(seven, 4));
+    parity = _mm512_xor_si512(parity, _mm512_srli_epi16(parity, 2));
+    parity = _mm512_xor_si512(parity, _mm512_srli_epi16(parity, 1));
+    const __m512i bytes = _mm512_or_si512(seven, _mm512_slli_epi16(parity, 7));  // what is above is cut off
+    _mm256_store_si256(reinterpret_cast<__m256i*>(signs), _mm512_cvtepi16_epi8(bytes));
+  }
+  // Lane i with its sign turned where bit i of `mask` is set.
+  static Vector flip(Vector v, std::uint32_t mask) {
+    return {{_mm512_mask_xor_ps(v.part[0], static_cast<__mmask16>(mask), v.part[0], _mm512_set1_ps(-0.0f))}};
+  }
+
+  static float sum(Vector v) {
+    const __m256 s = _mm256_add_ps(_mm512_castps512_ps256(v.part[0]), _mm512_extractf32x8_ps(v.part[0], 1));
+    const __m128 t = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+    const __m128 u = _mm_add_ps(t, _mm_movehl_ps(t, t));
+    return _mm_cvtss_f32(_mm_add_ss(u, _mm_movehdup_ps(u)));
+  }
+  // The sums of 4 vectors at once, the same additions side by side.
+  static void sum4(const Vector* v, float* out) {
+    const __m512 s01 = _mm512_add_ps(_mm512_shuffle_f32x4(v[0].part[0], v[1].part[0], 0x44),
+                                     _mm512_shuffle_f32x4(v[0].part[0], v[1].part[0], 0xee));
+    const __m512 s23 = _mm512_add_ps(_mm512_shuffle_f32x4(v[2].part[0], v[3].part[0], 0x44),
+                                     _mm512_shuffle_f32x4(v[2].part[0], v[3].part[0], 0xee));
+    const __m512 t = _mm512_add_ps(_mm512_shuffle_f32x4(s01, s23, 0x88), _mm512_shuffle_f32x4(s01, s23, 0xdd));
+    const __m512 u = _mm512_add_ps(t, _mm512_permute_ps(t, 0x4e));  // per 128 bits: the sums of one vector
+    const __m512 whole = _mm512_add_ps(u, _mm512_permute_ps(u, 0xb1));
+    const __m512i first = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
+    _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_permutexvar_ps(first, whole)));
+  }
+};
+
+}  // namespace
