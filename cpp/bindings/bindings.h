@@ -1,0 +1,37 @@
+// bindings.h: what the parts of the Python module share.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+
+#include "expertile/device.h"
+#include "expertile/error.h"
+
+namespace expertile::bindings {
+
+namespace py = pybind11;
+
+// Bytes of a C-contiguous array in native byte order; throws std::invalid_argument otherwise.
+inline std::byte* contiguous_bytes(const py::array& array, const std::string& where, bool writable) {
+  if (!(array.flags() & py::array::c_style)) {
+    throw std::invalid_argument(expected_got(where, "a C-contiguous array", "another layout"));
+  }
+  if (array.dtype().byteorder() == '>' || (array.dtype().kind() == 'O')) {
+    throw std::invalid_argument(expected_got(where, "a native number type", std::string(py::str(array.dtype()))));
+  }
+  if (writable && !array.writeable()) {
+    throw std::invalid_argument(expected_got(where, "a writable array", "a read-only one"));
+  }
+  return static_cast<std::byte*>(const_cast<void*>(array.data()));
+}
+
+void bind_device(py::module_& m);
+void bind_model(py::module_& m);
+void bind_window(py::module_& m);
+void bind_plan(py::module_& m);
+
+}  // namespace expertile::bindings

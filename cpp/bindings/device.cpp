@@ -1,0 +1,112 @@
+// device.cpp: devices, buffers, and one kernel by itself.
+#include <variant>
+
+#include "bindings.h"
+#include "expertile/program.h"
+
+namespace expertile::bindings {
+namespace {
+
+using Argument = std::variant<BufferRef, py::array>;
+
+BufferRef to_device(Device& device, const py::array& array, const std::string& where) {
+  const std::byte* data = contiguous_bytes(array, where, false);
+  if (array.nbytes() == 0) throw std::invalid_argument(expected_got(where, "at least one element", "an empty array"));
+  BufferRef buffer = device.alloc(static_cast<std::uint64_t>(array.nbytes()));
+  device.write(buffer, 0, data, buffer->bytes());
+  return buffer;
+}
+
+double run_kernel(Device& device, const std::string& kernel, const py::bytes& args,
+                  const std::vector<Argument>& arguments, std::array<std::uint32_t, 3> grid) {
+  const KernelInfo* info = find_kernel(kernel);
+  if (!info) throw std::invalid_argument(expected_got("run_kernel", "a kernel's name", kernel));
+  if (arguments.size() != info->buffers.size()) {
+    throw std::invalid_argument(
+        expected_got("run_kernel: " + kernel, std::to_string(info->buffers.size()) + " buffers", arguments.size()));
+  }
+  Launch launch;
+  launch.kernel = kernel;
+  launch.grid.size = grid;
+  const std::string packed = args;
+  launch.args.resize(packed.size());
+  std::memcpy(launch.args.data(), packed.data(), packed.size());
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const KernelBuffer& declared = info->buffers[i];
+    Binding binding;
+    binding.name = declared.name;
+    binding.access = declared.is_const ? Access::Read : Access::ReadWrite;
+    if (const auto* array = std::get_if<py::array>(&arguments[i])) {
+      const std::string where = "run_kernel: " + kernel + ": " + declared.name;
+      contiguous_bytes(*array, where, !declared.is_const);
+      binding.buffer = to_device(device, *array, where);
+    } else {
+      binding.buffer = std::get<BufferRef>(arguments[i]);
+    }
+    binding.bytes = binding.buffer->bytes();
+    launch.buffers.push_back(binding);
+  }
+  Program program;
+  program.name = kernel;
+  program.groups = {{kernel, {launch}}};
+  double seconds;
+  {
+    const py::gil_scoped_release release;
+    device.prepare(program);
+    seconds = device.run(program);
+  }
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const auto* array = std::get_if<py::array>(&arguments[i]);
+    if (!array || info->buffers[i].is_const) continue;
+    const BufferRef& buffer = launch.buffers[i].buffer;
+    device.read(buffer, 0, contiguous_bytes(*array, kernel, true), buffer->bytes());
+  }
+  return seconds;
+}
+
+}  // namespace
+
+void bind_device(py::module_& m) {
+  py::class_<Buffer, BufferRef>(m, "Buffer")
+      .def_property_readonly("bytes", &Buffer::bytes)
+      .def_property_readonly("address", &Buffer::address);
+  py::class_<Device, std::shared_ptr<Device>>(m, "Device")
+      .def_property_readonly("kind", &Device::kind)
+      .def_property_readonly("name", &Device::name)
+      .def("upload", [](Device& d, const py::array& array) { return to_device(d, array, "upload"); })
+      .def("alloc", [](Device& d, std::uint64_t bytes) { return d.alloc(bytes); })
+      .def("read",
+           [](Device& d, const BufferRef& from, const py::array& to) {
+             d.read(from, 0, contiguous_bytes(to, "Device.read", true), static_cast<std::uint64_t>(to.nbytes()));
+           })
+      .def("__repr__", [](const Device& d) { return std::string("<Device ") + d.kind() + ": " + d.name() + ">"; });
+  py::class_<DeviceStatus>(m, "DeviceStatus")
+      .def_readonly("kind", &DeviceStatus::kind)
+      .def_readonly("present", &DeviceStatus::present)
+      .def_readonly("detail", &DeviceStatus::detail);
+  m.def("list_devices", &list_devices);
+  m.def(
+      "open_device",
+      [](const std::string& kind, int threads, const std::string& order, std::uint64_t seed, bool guard) {
+        return open_device(kind, {threads, order, seed, guard});
+      },
+      py::arg("kind"), py::arg("threads") = 0, py::arg("order") = "", py::arg("seed") = 0, py::arg("guard") = false);
+  m.def("run_kernel", &run_kernel, py::arg("device"), py::arg("kernel"), py::arg("args"), py::arg("buffers"),
+        py::arg("grid"));
+  m.def("kernels", [] {
+    py::dict table;
+    for (const KernelInfo& info : kernel_table()) {
+      py::list buffers;
+      for (const KernelBuffer& b : info.buffers) buffers.append(py::make_tuple(b.name, b.is_const));
+      py::dict row;
+      row["file"] = info.file;
+      row["args_bytes"] = info.args_bytes;
+      row["threads"] = info.threads;
+      row["buffers"] = buffers;
+      table[info.name] = row;
+    }
+    return table;
+  });
+}
+
+}  // namespace expertile::bindings

@@ -1,0 +1,120 @@
+// model.cpp: tensors, models and GGUF files.
+#include "bindings.h"
+#include "expertile/config.h"
+#include "expertile/gguf.h"
+
+namespace expertile::bindings {
+namespace {
+
+// A read-only view of a tensor's bytes that keeps them alive.
+py::array_t<std::uint8_t> tensor_data(const Tensor& t) {
+  auto* keep = new std::shared_ptr<void>(t.owner);
+  const py::capsule base(keep, [](void* p) { delete static_cast<std::shared_ptr<void>*>(p); });
+  py::array_t<std::uint8_t> view(static_cast<py::ssize_t>(t.bytes), reinterpret_cast<const std::uint8_t*>(t.data),
+                                 base);
+  view.attr("flags").attr("writeable") = false;
+  return view;
+}
+
+py::object metadata_value(const GGUFValue& value) {
+  return std::visit(
+      [](const auto& v) -> py::object {
+        if constexpr (std::is_same_v<std::decay_t<decltype(v)>, GGUFArray>) {
+          return std::visit([](const auto& items) -> py::object { return py::cast(items); }, v);
+        } else {
+          return py::cast(v);
+        }
+      },
+      value);
+}
+
+py::object file_metadata(const GGUFFile& file) {
+  py::dict out;
+  for (const auto& [key, value] : file.metadata) out[py::str(key)] = metadata_value(value);
+  return out;
+}
+
+// Holds a Python object from C++ threads: released under the GIL.
+std::shared_ptr<void> hold(py::object object) {
+  return {new py::object(std::move(object)), [](void* p) {
+            const py::gil_scoped_acquire gil;
+            delete static_cast<py::object*>(p);
+          }};
+}
+
+Tensor tensor_from_array(const std::string& name, const std::string& type, const std::vector<std::uint64_t>& shape,
+                         const py::array& data) {
+  const TypeInfo* info = find_type(std::string_view(type));
+  if (!info) throw std::invalid_argument(expected_got(name, "a tensor type", type));
+  Tensor t;
+  t.name = name;
+  t.type = info->type;
+  t.shape = shape;
+  t.bytes = tensor_bytes(info->type, shape, name);
+  t.data = contiguous_bytes(data, name, false);
+  if (static_cast<std::uint64_t>(data.nbytes()) != t.bytes) {
+    throw std::invalid_argument(expected_got(name, std::to_string(t.bytes) + " bytes", data.nbytes()));
+  }
+  t.owner = hold(data);
+  return t;
+}
+
+std::shared_ptr<Model> model_from_tensors(const Config& config, const std::vector<Tensor>& tensors) {
+  auto model = std::make_shared<Model>();
+  model->config = config;
+  model->config.validate();
+  for (const Tensor& t : tensors) model->tensors[t.name] = t;
+  model->validate_tensors();
+  return model;
+}
+
+}  // namespace
+
+void bind_model(py::module_& m) {
+  py::class_<Tensor>(m, "Tensor")
+      .def(py::init(&tensor_from_array), py::arg("name"), py::arg("type"), py::arg("shape"), py::arg("data"))
+      .def_readonly("name", &Tensor::name)
+      .def_property_readonly("type", [](const Tensor& t) { return type_info(t.type).name; })
+      .def_property_readonly("shape", [](const Tensor& t) { return py::tuple(py::cast(t.shape)); })
+      .def_readonly("bytes", &Tensor::bytes)
+      .def_readonly("path", &Tensor::path)
+      .def_readonly("file_offset", &Tensor::file_offset)
+      .def_property_readonly("data", &tensor_data);
+  py::class_<Config>(m, "Config")
+      .def(py::init([](std::uint32_t n_layers, std::uint32_t dim, std::uint32_t n_experts, std::uint32_t top_k,
+                       std::vector<std::uint32_t> expert_ffn, std::uint32_t shared_ffn, std::uint32_t n_streams,
+                       std::uint32_t low_rank, float rms_eps) {
+             return Config{n_layers,   dim,       n_experts, top_k,  std::move(expert_ffn),
+                           shared_ffn, n_streams, low_rank,  rms_eps};
+           }),
+           py::kw_only(), py::arg("n_layers"), py::arg("dim"), py::arg("n_experts"), py::arg("top_k"),
+           py::arg("expert_ffn"), py::arg("shared_ffn"), py::arg("n_streams"), py::arg("low_rank"), py::arg("rms_eps"))
+      .def("validate", &Config::validate)
+      .def_readonly("n_layers", &Config::n_layers)
+      .def_readonly("dim", &Config::dim)
+      .def_readonly("n_experts", &Config::n_experts)
+      .def_readonly("top_k", &Config::top_k)
+      .def_readonly("expert_ffn", &Config::expert_ffn)
+      .def_readonly("shared_ffn", &Config::shared_ffn)
+      .def_readonly("n_streams", &Config::n_streams)
+      .def_readonly("low_rank", &Config::low_rank)
+      .def_readonly("rms_eps", &Config::rms_eps);
+  py::class_<Model, std::shared_ptr<Model>>(m, "Model")
+      .def(py::init(&model_from_tensors), py::arg("config"), py::arg("tensors"))
+      .def_readonly("config", &Model::config)
+      .def_property_readonly("tensors", [](const Model& model) { return model.tensors; });
+  py::class_<GGUFFile>(m, "GGUFFile")
+      .def_readonly("paths", &GGUFFile::paths)
+      .def_property_readonly("metadata", &file_metadata)
+      .def_property_readonly("tensors", [](const GGUFFile& file) { return file.tensors; })
+      .def_readonly("unknown_types", &GGUFFile::unknown_types);
+  m.def("read_gguf", &read_gguf, py::arg("path"));
+  m.def("open_gguf", [](const std::string& path) { return std::make_shared<Model>(open_gguf(path)); }, py::arg("path"));
+  m.def("types", [] {
+    py::dict table;
+    for (const TypeInfo& t : type_table()) table[t.name] = py::make_tuple(t.suffix, t.elements, t.bytes);
+    return table;
+  });
+}
+
+}  // namespace expertile::bindings

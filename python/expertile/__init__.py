@@ -1,0 +1,24 @@
+"""The Mixture-of-Experts half of LLM prefill on quantized GGUF weights.
+
+>>> import expertile
+>>> [d.kind for d in expertile.list_devices() if d.kind == "cpu"]
+['cpu']
+"""
+
+from expertile._core import GGUFError, __commit__, __version__
+from expertile.device import Device, list_devices, open_device
+from expertile.model import Model, open_gguf
+from expertile.window import RouteError, Window
+
+__all__ = [
+    "Device",
+    "GGUFError",
+    "Model",
+    "RouteError",
+    "Window",
+    "__commit__",
+    "__version__",
+    "list_devices",
+    "open_device",
+    "open_gguf",
+]

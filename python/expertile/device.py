@@ -1,0 +1,38 @@
+"""The devices that run the kernels."""
+
+from __future__ import annotations
+
+from expertile import _core
+from expertile._core import Device, DeviceStatus
+
+__all__ = ["Device", "DeviceStatus", "list_devices", "open_device"]
+
+
+def list_devices() -> list[DeviceStatus]:
+    """Every kind of device, best first: `.kind`, `.present`, and `.detail`, its name or why it is absent.
+
+    >>> {d.kind: d.present for d in list_devices()}["emulator"]
+    True
+    """
+    return list(_core.list_devices())
+
+
+def open_device(
+    kind: str | None = None, threads: int = 0, order: str = "", seed: int = 0, guard: bool = False
+) -> Device:
+    """Opens a device.
+
+    kind     "cpu", "emulator" ...; None = the best that is present
+    threads  worker threads of cpu and emulator; 0 = as many as this process may use. Results do not depend on it.
+    order    emulator: the order in which threads and threadgroups run, "ascending", "reversed" or "shuffled"
+    seed     emulator: seed of the shuffled order
+    guard    cpu, emulator: new buffers start as garbage, with guard words around them, checked after each run
+
+    Raises ValueError for an unknown kind, RuntimeError where it is absent, saying why.
+
+    >>> open_device("cpu", threads=1).kind
+    'cpu'
+    """
+    if kind is None:
+        kind = next(status.kind for status in list_devices() if status.present)
+    return _core.open_device(kind, threads=threads, order=order, seed=seed, guard=guard)

@@ -1,0 +1,68 @@
+"""Models: sizes and quantized tensors, from a GGUF file or from arrays in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from expertile import _core
+
+
+class TensorLike(Protocol):
+    """A quantized tensor: ggml type name, shape in ggml order (fastest first), bytes."""
+
+    @property
+    def type(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def data(self) -> np.ndarray: ...
+
+
+class Model:
+    """Sizes and tensors of a model's MoE half.
+
+    config   sizes: n_layers, dim (D), n_experts (E), top_k (K), expert_ffn (F by layer), shared_ffn (Fs),
+             n_streams (C), low_rank (R), rms_eps
+    tensors  name -> tensor with .name .type .shape (ggml order, fastest first) .bytes .data (read-only uint8 view)
+    """
+
+    def __init__(self, core: _core.Model) -> None:
+        self._core = core
+        self.config = core.config
+        self.tensors: dict[str, Any] = core.tensors
+
+    @classmethod
+    def from_tensors(cls, sizes: Mapping[str, Any], tensors: Mapping[str, TensorLike]) -> Model:
+        """A model of arrays in memory.
+
+        sizes    the fields of `config` by name; expert_ffn may be one number for all layers
+        tensors  name (as in a GGUF file) -> object with .type, .shape, .data (uint8, C-contiguous; kept, not copied)
+
+        Raises ValueError for sizes over a limit or data of the wrong length, GGUFError for a tensor that is missing
+        or has the wrong shape.
+        """
+        fields = dict(sizes)
+        if isinstance(fields["expert_ffn"], int):
+            fields["expert_ffn"] = [fields["expert_ffn"]] * fields["n_layers"]
+        config = _core.Config(**fields)
+        core = [_core.Tensor(name, t.type, list(t.shape), t.data) for name, t in tensors.items()]
+        return cls(_core.Model(config, core))
+
+    def __repr__(self) -> str:
+        c = self.config
+        return f"<Model: {c.n_layers} layers, D={c.dim}, E={c.n_experts}, K={c.top_k}>"
+
+
+def open_gguf(path: str | os.PathLike[str]) -> Model:
+    """Opens the MoE half of a GGUF file of architecture qwen4exp (any shard of a split file will do).
+
+    The file is mapped, not read; its sizes and types come from the file. Raises GGUFError naming the file and the
+    field that is wrong.
+    """
+    return Model(_core.open_gguf(os.fspath(path)))

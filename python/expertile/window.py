@@ -1,0 +1,416 @@
+"""The engine: a window of prompt tokens through the MoE half of every layer."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from expertile import _core
+from expertile.device import Device, open_device
+from expertile.model import Model, open_gguf
+
+Arrays = dict[str, np.ndarray]
+TokenMixer = Callable[[int, np.ndarray], None]
+HALF_MAX = 65504.0
+
+
+class RouteError(RuntimeError):
+    """Tokens that could not be routed: a logit of +inf, or fewer than K finite logits.
+
+    layer, token  the first of them
+    tokens        all of them, token -> layer
+    """
+
+    def __init__(self, faults: dict[int, int]) -> None:
+        self.tokens = dict(faults)
+        self.layer, self.token = min((layer, token) for token, layer in faults.items())
+        super().__init__(
+            f"[route_topk] expected K finite logits and none of +inf, got a token without at layer {self.layer}, "
+            f"token {self.token} ({len(faults)} such tokens in all; the others are unharmed)"
+        )
+
+
+def checked(array: Any, dtype: Any, shape: Sequence[int | None], where: str) -> np.ndarray:
+    """`array` as a C-contiguous array of exactly this dtype; None in `shape` is any size. Raises ValueError."""
+    want = np.dtype(dtype)
+    text = f"{want} [{', '.join('*' if n is None else str(n) for n in shape)}]"
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"[{where}] expected {text}, got {type(array).__name__}")
+    fits = array.ndim == len(shape) and all(n in (None, m) for n, m in zip(shape, array.shape, strict=True))
+    if array.dtype != want or not fits:
+        raise ValueError(f"[{where}] expected {text}, got {array.dtype} {list(array.shape)}")
+    return np.ascontiguousarray(array)
+
+
+def to_half(values: np.ndarray) -> np.ndarray:
+    """fp32 to fp16 as the kernels do it: saturating at +-65504, NaN passes."""
+    return np.clip(values, -HALF_MAX, HALF_MAX).astype(np.float16)
+
+
+class Window:
+    """Buffers for up to `max_tokens` prompt tokens, and the programs of every layer.
+
+    model       a Model (or what open_gguf gives)
+    device      a Device, or its kind; None = the best that is present
+    max_tokens  the largest chunk
+    plan        a variant of the plan; "" = the device's default
+    gate_up     tile (M, N, K, S) of the grouped gate and up GEMMs: rows, columns, inner step, simdgroups
+    down        tile of the grouped down GEMM, with the same M
+    threads     worker threads, where `device` is a kind; 0 = as many as this process may use
+    profile     time every step by itself (`seconds`)
+
+    Raises ValueError for sizes over a limit or a tile that is not compiled (naming those that are), RuntimeError where
+    the device has not enough memory.
+
+    `x` is [T, C, D] fp32: the residual streams, T <= max_tokens. One call at a time runs; others wait. Calls release
+    the GIL.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        device: Device | str | None = None,
+        max_tokens: int = 512,
+        *,
+        plan: str = "",
+        gate_up: tuple[int, int, int, int] = (16, 64, 32, 2),
+        down: tuple[int, int, int, int] = (16, 64, 32, 2),
+        threads: int = 0,
+        profile: bool = False,
+    ) -> None:
+        if not isinstance(max_tokens, int) or max_tokens < 1 or max_tokens > 1 << 20:
+            raise ValueError(f"[Window] expected max_tokens in 1..{1 << 20}, got {max_tokens!r}")
+        self.model = model
+        self.config = model.config
+        self.device = device if isinstance(device, Device) else open_device(device, threads=threads)
+        self.max_tokens = max_tokens
+        self._core = _core.Window(model._core, self.device, max_tokens, plan, list(gate_up), list(down), profile)
+        self._lock = threading.RLock()
+
+    @classmethod
+    def from_gguf(
+        cls, path: str | os.PathLike[str], device: Device | str | None = None, max_tokens: int = 512, **options: Any
+    ) -> Window:
+        """A window over a GGUF file; `options` as for Window."""
+        return cls(open_gguf(path), device, max_tokens, **options)
+
+    # The whole.
+
+    def prompt_chunk(
+        self,
+        x: np.ndarray,
+        out: np.ndarray | None = None,
+        token_mixer: TokenMixer | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> np.ndarray:
+        """The MoE half of every layer, in order.
+
+        x            [T, C, D] fp32, not changed
+        out          [T, C, D] fp32, C-contiguous, takes the result; None = a new array
+        token_mixer  called as token_mixer(layer, streams) before each layer's MoE half with a writable [T, C, D] view:
+                     where a server puts its attention
+        progress     called as progress(layer, n_layers) after each layer
+
+        Raises RouteError (a RuntimeError) for tokens that cannot be routed; `out` then holds the other tokens' results
+        and NaN for these.
+        """
+        return self._run(range(self.config.n_layers), x, out, token_mixer, progress, "prompt_chunk")
+
+    def moe_layer(self, layer: int, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """The MoE half of one layer: x [T, C, D] fp32 to the same after the layer. Errors as in prompt_chunk."""
+        return self._run([self._layer(layer, "moe_layer")], x, out, None, None, "moe_layer")
+
+    def _run(
+        self,
+        layers: Sequence[int],
+        x: np.ndarray,
+        out: np.ndarray | None,
+        token_mixer: TokenMixer | None,
+        progress: Callable[[int, int], None] | None,
+        where: str,
+    ) -> np.ndarray:
+        x = self._streams(x, where)
+        out = self._out(out, x.shape, where)
+        n_tokens = x.shape[0]
+        if n_tokens == 0:
+            return out
+        with self._lock:
+            self._core.write("streams", x)
+            self._core.clear_faults(n_tokens)
+            for layer in layers:
+                if token_mixer is not None:
+                    self._mix(token_mixer, layer, x.shape)
+                self._core.moe_layer(layer, n_tokens)
+                if progress is not None:
+                    progress(layer, len(layers))
+            faults = self._core.route_faults(n_tokens)
+            self._core.read("streams", out)
+        if faults:
+            out[list(faults)] = np.nan
+            raise RouteError(faults)
+        return out
+
+    def _mix(self, token_mixer: TokenMixer, layer: int, shape: tuple[int, ...]) -> None:
+        memory = self._core.host_view("streams")
+        if memory is not None:
+            size = int(np.prod(shape))
+            token_mixer(layer, memory[: size * 4].view(np.float32).reshape(shape))
+            return
+        copy = np.empty(shape, np.float32)
+        self._core.read("streams", copy)
+        token_mixer(layer, copy)
+        self._core.write("streams", copy)
+
+    # The steps by themselves.
+
+    def hc_read(self, layer: int, x: np.ndarray) -> Arrays:
+        """Hyper-connection read of x [T, C, D].
+
+        normed_half fp16 [T, C*D], inverse_rms fp32 [T, C], low_rank fp32 [T, R] (before 1/C and silu), low_rank_half
+        fp16 [T, R], mixed fp32 [T, D], mixed_half fp16 [T, D], inject fp32 [T, C] (before 1/C and sigmoid)
+        """
+        c, x = self.config, self._streams(x, "hc_read")
+        t = x.shape[0]
+        return self._step(
+            "hc_read",
+            layer,
+            t,
+            {"streams": x},
+            {
+                "normed_half": ((t, c.n_streams * c.dim), np.float16),
+                "inverse_rms": ((t, c.n_streams), np.float32),
+                "low_rank": ((t, c.low_rank), np.float32),
+                "low_rank_half": ((t, c.low_rank), np.float16),
+                "mixed": ((t, c.dim), np.float32),
+                "mixed_half": ((t, c.dim), np.float16),
+                "inject": ((t, c.n_streams), np.float32),
+            },
+        )
+
+    def route(self, layer: int, mixed: np.ndarray) -> Arrays:
+        """Router on mixed [T, D] fp32: logits fp32 [T, E], ids int32 [T, K], weights fp32 [T, K].
+
+        Raises RouteError for tokens that cannot be routed.
+        """
+        c, mixed = self.config, self._tokens(mixed, np.float32, self.config.dim, "route: mixed")
+        t = mixed.shape[0]
+        with self._lock:
+            self._core.clear_faults(t)
+            result = self._step(
+                "route",
+                layer,
+                t,
+                {"mixed": mixed, "mixed_half": to_half(mixed)},
+                {
+                    "logits": ((t, c.n_experts), np.float32),
+                    "ids": ((t, c.top_k), np.int32),
+                    "weights": ((t, c.top_k), np.float32),
+                },
+            )
+            faults = self._core.route_faults(t)
+        if faults:
+            raise RouteError(faults)
+        return result
+
+    def plan(self, ids: np.ndarray, weights: np.ndarray) -> Arrays:
+        """Sorts entries into rows: the arrays of expertile.plan.Plan, by name.
+
+        ids [T, K] int32 in -1..E-1 (-1 = skipped), weights [T, K] fp32. Raises ValueError for another id.
+        """
+        c = self.config
+        ids = self._tokens(ids, np.int32, c.top_k, "plan: ids")
+        weights = checked(weights, np.float32, ids.shape, "plan: weights")
+        wrong = (ids < -1) | (ids >= c.n_experts)
+        if wrong.any():
+            token, slot = np.argwhere(wrong)[0]
+            raise ValueError(f"[plan: ids[{token}, {slot}]] expected -1..{c.n_experts - 1}, got {ids[token, slot]}")
+        if ids.shape[0] == 0:
+            return self._empty_plan()
+        t, entries = ids.shape[0], ids.size
+        blocks = -(-entries // 1024)
+        with self._lock:
+            result = self._step(
+                "plan",
+                0,
+                t,
+                {"ids": ids, "weights": weights},
+                {
+                    "block_count": ((blocks, c.n_experts), np.uint32),
+                    "expert_offset": ((c.n_experts + 1,), np.uint32),
+                    "position": ((entries,), np.int32),
+                    "meta": ((14,), np.uint32),
+                },
+            )
+            n_rows, n_tiles = int(result["meta"][0]), int(result["meta"][1])
+            result["tiles"] = self._get("tiles", (n_tiles, 4), np.uint32)
+            result["row_token"] = self._get("row_token", (n_rows,), np.int32)
+            result["row_weight"] = self._get("row_weight", (n_rows,), np.float32)
+        return result
+
+    def _empty_plan(self) -> Arrays:
+        e = self.config.n_experts
+        none = {"block_count": (0, e), "expert_offset": (e + 1,), "meta": (14,), "tiles": (0, 4)}
+        result = {name: np.zeros(shape, np.uint32) for name, shape in none.items()}
+        result["meta"][5:] = 1
+        for name in ("position", "row_token"):
+            result[name] = np.zeros(0, np.int32)
+        result["row_weight"] = np.zeros(0, np.float32)
+        return result
+
+    def gather(self, plan: Arrays, mixed_half: np.ndarray) -> np.ndarray:
+        """rows fp16 [n_rows, D]: mixed_half [T, D] fp16 by row_token; padding rows are zero."""
+        mixed_half = self._tokens(mixed_half, np.float16, self.config.dim, "gather: mixed_half")
+        n_rows = int(plan["meta"][0])
+        inputs = self._plan_inputs(plan) | {"mixed_half": mixed_half}
+        shape = (n_rows, self.config.dim)
+        return self._step("gather", 0, mixed_half.shape[0], inputs, {"rows": (shape, np.float16)})["rows"]
+
+    def experts(self, layer: int, plan: Arrays, rows: np.ndarray) -> Arrays:
+        """gate, up fp32 [n_rows, F], hidden fp16 [n_rows, F] = silu(gate) * up, expert_out fp32 [n_rows, D].
+
+        Padding rows of gate, up and expert_out are not written.
+        """
+        n_rows = int(plan["meta"][0])
+        ffn = self.config.expert_ffn[self._layer(layer, "experts")]
+        rows = checked(rows, np.float16, (n_rows, self.config.dim), "experts: rows")
+        return self._step(
+            "experts",
+            layer,
+            plan["position"].size // self.config.top_k,
+            self._plan_inputs(plan) | {"rows": rows},
+            {
+                "gate": ((n_rows, ffn), np.float32),
+                "up": ((n_rows, ffn), np.float32),
+                "hidden": ((n_rows, ffn), np.float16),
+                "expert_out": ((n_rows, self.config.dim), np.float32),
+            },
+        )
+
+    def shared(self, layer: int, mixed: np.ndarray) -> Arrays:
+        """The shared expert on mixed [T, D] fp32.
+
+        shared_gate, shared_up fp32 [T, Fs], shared_hidden fp16 [T, Fs], shared_scalar fp32 [T] (before the sigmoid),
+        shared_out fp32 [T, D] (before the gate)
+        """
+        c, mixed = self.config, self._tokens(mixed, np.float32, self.config.dim, "shared: mixed")
+        t = mixed.shape[0]
+        return self._step(
+            "shared",
+            layer,
+            t,
+            {"mixed": mixed, "mixed_half": to_half(mixed)},
+            {
+                "shared_gate": ((t, c.shared_ffn), np.float32),
+                "shared_up": ((t, c.shared_ffn), np.float32),
+                "shared_hidden": ((t, c.shared_ffn), np.float16),
+                "shared_scalar": ((t,), np.float32),
+                "shared_out": ((t, c.dim), np.float32),
+            },
+        )
+
+    def combine(self, plan: Arrays, expert_out: np.ndarray) -> np.ndarray:
+        """routed fp32 [T, D]: a token's rows of expert_out [n_rows, D], weighted, summed in slot order."""
+        n_rows, dim = int(plan["meta"][0]), self.config.dim
+        expert_out = checked(expert_out, np.float32, (n_rows, dim), "combine: expert_out")
+        t = plan["position"].size // self.config.top_k
+        inputs = self._plan_inputs(plan) | {"expert_out": expert_out}
+        return self._step("combine", 0, t, inputs, {"routed": ((t, dim), np.float32)})["routed"]
+
+    def hc_write(
+        self, x: np.ndarray, routed: np.ndarray, shared_out: np.ndarray, shared_scalar: np.ndarray, inject: np.ndarray
+    ) -> np.ndarray:
+        """x [T, C, D] + 2 * sigmoid(inject / C) * (routed + sigmoid(shared_scalar) * shared_out)."""
+        c, x = self.config, self._streams(x, "hc_write: x")
+        t = x.shape[0]
+        inputs = {
+            "streams": x,
+            "routed": checked(routed, np.float32, (t, c.dim), "hc_write: routed"),
+            "shared_out": checked(shared_out, np.float32, (t, c.dim), "hc_write: shared_out"),
+            "shared_scalar": checked(shared_scalar, np.float32, (t,), "hc_write: shared_scalar"),
+            "inject": checked(inject, np.float32, (t, c.n_streams), "hc_write: inject"),
+        }
+        return self._step("hc_write", 0, t, inputs, {"streams": (x.shape, np.float32)})["streams"]
+
+    # What it costs.
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Device seconds by step since the window was made (with profile=True, or of steps run by themselves)."""
+        return dict(self._core.seconds())
+
+    @property
+    def saturated(self) -> int:
+        """Activations that met the fp16 limit of +-65504 since the window was made."""
+        return int(self._core.saturated())
+
+    def memory(self) -> int:
+        """Bytes of the window's own buffers, without the weights."""
+        return int(self._core.memory())
+
+    def program(self, layer: int, n_tokens: int) -> dict[str, Any]:
+        """The groups of a layer at this T, what each launch reads and writes, and check_program's faults."""
+        return dict(self._core.program(self._layer(layer, "program"), n_tokens))
+
+    def check_groups(self, layer: int, n_tokens: int, groups: Sequence[Sequence[int]]) -> list[dict[str, str]]:
+        """What check_program says of a layer's launches, numbered in their order, put into other groups.
+
+        A list of faults, each with `kind` ("hazard", "unwritten", "barrier", "contract"), `where` and `detail`.
+        """
+        return list(self._core.check_groups(self._layer(layer, "check_groups"), n_tokens, [list(g) for g in groups]))
+
+    # Helpers.
+
+    def _step(
+        self, step: str, layer: int, n_tokens: int, inputs: Arrays, outputs: dict[str, tuple[tuple[int, ...], Any]]
+    ) -> Arrays:
+        layer = self._layer(layer, step)
+        if n_tokens > self.max_tokens:
+            raise ValueError(f"[{step}] expected at most {self.max_tokens} tokens (max_tokens), got {n_tokens}")
+        with self._lock:
+            for name, array in inputs.items():
+                self._core.write(name, array)
+            self._core.run_step(step, layer, n_tokens)
+            return {name: self._get(name, shape, dtype) for name, (shape, dtype) in outputs.items()}
+
+    def _get(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        array = np.empty(shape, dtype)
+        self._core.read(name, array)
+        return array
+
+    def _plan_inputs(self, plan: Arrays) -> Arrays:
+        names = ("tiles", "row_token", "row_weight", "position", "meta")
+        return {name: np.ascontiguousarray(plan[name]) for name in names}
+
+    def _layer(self, layer: int, where: str) -> int:
+        if not 0 <= layer < self.config.n_layers:
+            raise ValueError(f"[{where}] expected layer in 0..{self.config.n_layers - 1}, got {layer}")
+        return layer
+
+    def _streams(self, x: np.ndarray, where: str) -> np.ndarray:
+        x = checked(x, np.float32, (None, self.config.n_streams, self.config.dim), where)
+        return self._bounded(x, where)
+
+    def _tokens(self, x: np.ndarray, dtype: Any, width: int, where: str) -> np.ndarray:
+        return self._bounded(checked(x, dtype, (None, width), where), where)
+
+    def _bounded(self, x: np.ndarray, where: str) -> np.ndarray:
+        if x.shape[0] > self.max_tokens:
+            raise ValueError(f"[{where}] expected at most {self.max_tokens} tokens (max_tokens), got {x.shape[0]}")
+        return x
+
+    def _out(self, out: np.ndarray | None, shape: tuple[int, ...], where: str) -> np.ndarray:
+        if out is None:
+            return np.empty(shape, np.float32)
+        if not isinstance(out, np.ndarray) or out.dtype != np.float32:
+            got = out.dtype if isinstance(out, np.ndarray) else type(out).__name__
+            raise TypeError(f"[{where}: out] expected a float32 array, got {got}")
+        if out.shape != shape or not out.flags.c_contiguous or not out.flags.writeable:
+            raise ValueError(
+                f"[{where}: out] expected a writable C-contiguous array {list(shape)}, got {list(out.shape)}, "
+                f"contiguous {out.flags.c_contiguous}, writable {out.flags.writeable}"
+            )
+        return out
