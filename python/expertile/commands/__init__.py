@@ -1,0 +1,1 @@
+"""The commands of `expertile`: one module a family, each with `add(subparsers)`."""
