@@ -1,0 +1,64 @@
+"""Options and fixtures shared by the tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+DEFAULT_DEVICES = ("cpu", "emulator")
+GOLDEN_FOLDER = Path(__file__).parent / "data" / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help=f"device to test, may be repeated (default: {' and '.join(DEFAULT_DEVICES)})",
+    )
+    parser.addoption(
+        "--golden",
+        type=Path,
+        default=GOLDEN_FOLDER,
+        metavar="DIR",
+        help="folder of the captured cases, one folder a case with model.gguf and golden.npz",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with an argument `device_name` runs once for every device asked for."""
+    if "device_name" in metafunc.fixturenames:
+        metafunc.parametrize("device_name", metafunc.config.getoption("--device") or DEFAULT_DEVICES, scope="session")
+
+
+SANITIZED = ("test_window", "test_plan", "test_decoders", "test_gguf", "test_gguf_model", "test_gguf_mutations")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what runs under AddressSanitizer and UBSan: kernels in the emulator, and the reader of files."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        device_name = callspec.params.get("device_name", "emulator") if callspec else "emulator"
+        if item.path.stem in SANITIZED and device_name == "emulator":
+            item.add_marker(pytest.mark.sanitize)
+
+
+@pytest.fixture(scope="session")
+def device(device_name: str):
+    """The device of `device_name`, opened once a session."""
+    import expertile
+
+    return expertile.open_device(device_name)
+
+
+@pytest.fixture(scope="session")
+def golden_folder(pytestconfig: pytest.Config) -> Path:
+    folder: Path = pytestconfig.getoption("--golden")
+    if not (folder / "tiny" / "golden.npz").is_file():
+        pytest.fail(f"[golden] expected captured cases in {folder}, got none; name their folder with --golden DIR")
+    return folder

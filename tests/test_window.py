@@ -1,0 +1,246 @@
+"""The engine against llama.cpp's tensors, and its behaviour as a library."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import expertile
+from expertile import _core
+from expertile.measure import compare_ids, rel_l2
+
+GOLDEN = Path(__file__).parent / "data" / "golden"
+CASES = {"tiny": 2, "tiny/f32": 2, "wide-experts": 1}
+
+
+def golden(case: str) -> tuple[Path, dict[str, np.ndarray]]:
+    with np.load(GOLDEN / case / "golden.npz") as arrays:
+        return GOLDEN / case / "model.gguf", dict(arrays)
+
+
+@pytest.fixture(scope="module")
+def window(request, device_name: str) -> expertile.Window:
+    return expertile.Window.from_gguf(GOLDEN / "tiny" / "model.gguf", device_name, max_tokens=40)
+
+
+def layer_out(window: expertile.Window, layer: int, x: np.ndarray) -> dict[str, np.ndarray]:
+    """A layer step by step; `out` by writing it into zero streams with a gate of one (2 * sigmoid(0))."""
+    read = window.hc_read(layer, x)
+    routed = window.route(layer, read["mixed"])
+    plan = window.plan(routed["ids"], routed["weights"])
+    rows = window.gather(plan, read["mixed_half"])
+    combined = window.combine(plan, window.experts(layer, plan, rows)["expert_out"])
+    shared = window.shared(layer, read["mixed"])
+    parts = (combined, shared["shared_out"], shared["shared_scalar"])
+    out = window.hc_write(np.zeros_like(x), *parts, np.zeros_like(read["inject"]))[:, 0]
+    streams = window.hc_write(x, *parts, read["inject"])
+    return {**read, **routed, "routed": combined, "out": out, "out_streams": streams}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_meets_llama_cpp(case: str, device_name: str) -> None:
+    path, arrays = golden(case)
+    window = expertile.Window.from_gguf(path, device_name, max_tokens=arrays["tokens"].size)
+    for layer in range(CASES[case]):
+        want = {key.split("/")[1]: value for key, value in arrays.items() if key.startswith(f"layer{layer}/")}
+        got = layer_out(window, layer, want["in_streams"])
+        ids = compare_ids(got["ids"], want["ids"], want["logits"], 8e-3)
+        print(f"{case} layer {layer} {device_name}: {ids.swaps} tokens with swapped near ties")
+        assert ids.wrong == 0 and ids.swaps < 0.2 * len(want["ids"])
+        same = (got["ids"] == want["ids"]).all(axis=1)
+        for name, bound in {"mixed": 1e-3, "logits": 1e-3, "weights": 1e-3, "inject": 1e-3, "out": 1e-3}.items():
+            error = rel_l2(got[name][same], want[name][same])
+            print(f"  {name} {error:.2e}")
+            assert error < bound, name
+        assert rel_l2(got["out_streams"], want["out_streams"]) < 1e-3
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_layer_equals_its_steps(case: str, device_name: str) -> None:
+    path, arrays = golden(case)
+    window = expertile.Window.from_gguf(path, device_name, max_tokens=arrays["tokens"].size)
+    x = arrays["layer0/in_streams"]
+    np.testing.assert_array_equal(window.moe_layer(0, x), layer_out(window, 0, x)["out_streams"])
+
+
+def test_prompt_chunk_runs_every_layer_and_the_token_mixer(window: expertile.Window) -> None:
+    _, arrays = golden("tiny")
+    x = arrays["layer0/in_streams"]
+    seen = []
+
+    def mixer(layer: int, streams: np.ndarray) -> None:
+        assert streams.shape == x.shape and streams.flags.writeable
+        seen.append(layer)
+        if layer == 1:  # what llama.cpp's attention made of it
+            streams[:] = arrays["layer1/in_streams"]
+
+    out = window.prompt_chunk(x, token_mixer=mixer)
+    assert seen == [0, 1]
+    assert rel_l2(out, arrays["layer1/out_streams"]) < 1e-3
+
+
+def test_a_token_does_not_depend_on_its_neighbours(window: expertile.Window) -> None:
+    _, arrays = golden("tiny")
+    x = arrays["layer0/in_streams"]
+    together = window.prompt_chunk(x)
+    for token in (0, 17, 32):
+        np.testing.assert_array_equal(window.prompt_chunk(x[token : token + 1])[0], together[token])
+    np.testing.assert_array_equal(np.concatenate([window.prompt_chunk(x[:20]), window.prompt_chunk(x[20:])]), together)
+
+
+def test_bits_do_not_change_from_run_to_run(window: expertile.Window) -> None:
+    _, arrays = golden("tiny")
+    first = window.prompt_chunk(arrays["layer0/in_streams"])
+    for _ in range(9):
+        np.testing.assert_array_equal(window.prompt_chunk(arrays["layer0/in_streams"]), first)
+
+
+def test_no_tokens_is_no_work(window: expertile.Window) -> None:
+    c = window.config
+    x = np.zeros((0, c.n_streams, c.dim), np.float32)
+    assert window.prompt_chunk(x).shape == x.shape
+    plan = window.plan(np.zeros((0, c.top_k), np.int32), np.zeros((0, c.top_k), np.float32))
+    assert plan["meta"][:5].tolist() == [0] * 5 and plan["meta"][5:].tolist() == [1] * 9
+
+
+def test_wrong_input_is_refused_and_nothing_is_lost(window: expertile.Window) -> None:
+    c = window.config
+    good = np.ones((3, c.n_streams, c.dim), np.float32)
+    before = window.prompt_chunk(good)
+    wrong = [
+        good.astype(np.float64),
+        good.astype(">f4"),
+        good[0],
+        good[:, :2],
+        np.ones((41, c.n_streams, c.dim), np.float32),
+        np.float32(1.0),
+        None,
+    ]
+    for x in wrong:
+        with pytest.raises(ValueError, match=r"^\[prompt_chunk\] expected .*, got "):
+            window.prompt_chunk(x)
+    for out, error in [(np.empty(good.shape, np.float64), TypeError), ([], TypeError), (good[:2].copy(), ValueError)]:
+        with pytest.raises(error, match=r"^\[prompt_chunk: out\] expected "):
+            window.prompt_chunk(good, out=out)
+    with pytest.raises(ValueError, match=r"expected layer in 0\.\.1, got 2"):
+        window.moe_layer(2, good)
+    with pytest.raises(ValueError, match=r"^\[plan: ids\[0, 1\]\] expected -1\.\.15, got 16"):
+        window.plan(np.array([[0, 16, 1, 2]], np.int32), np.ones((1, 4), np.float32))
+    with pytest.raises(ValueError, match=r"^\[plan: ids\] expected int32"):
+        window.plan(np.zeros((1, 4), np.int64), np.ones((1, 4), np.float32))
+    np.testing.assert_array_equal(window.prompt_chunk(good), before)
+
+
+def test_every_memory_layout_is_read_right(window: expertile.Window) -> None:
+    rng = np.random.default_rng(0)
+    c = window.config
+    big = rng.standard_normal((8, c.n_streams, 2 * c.dim)).astype(np.float32)
+    for x in (big[:, :, ::2], big[::-1, :, : c.dim], np.asfortranarray(big[:, :, : c.dim])):
+        np.testing.assert_array_equal(window.prompt_chunk(x), window.prompt_chunk(x.copy(order="C")))
+    frozen = np.ascontiguousarray(big[:, :, : c.dim])
+    frozen.flags.writeable = False
+    window.prompt_chunk(frozen)
+
+
+def test_a_token_without_finite_logits_is_reported_and_the_others_unharmed(window: expertile.Window) -> None:
+    rng = np.random.default_rng(1)
+    c = window.config
+    x = rng.standard_normal((5, c.n_streams, c.dim)).astype(np.float32)
+    want = window.prompt_chunk(x)
+    x[2, 0, 0] = np.nan
+    out = np.empty_like(x)
+    with pytest.raises(expertile.RouteError, match=r"layer 0, token 2"):
+        window.prompt_chunk(x, out=out)
+    assert np.isnan(out[2]).all()
+    np.testing.assert_array_equal(np.delete(out, 2, 0), np.delete(want, 2, 0))
+    x[2] = 1.0
+    assert np.isfinite(window.prompt_chunk(x)).all()
+
+
+def test_an_exception_in_the_token_mixer_leaves_the_window_usable(window: expertile.Window) -> None:
+    x = np.ones((2, window.config.n_streams, window.config.dim), np.float32)
+
+    def mixer(layer: int, streams: np.ndarray) -> None:
+        raise KeyError("from the server")
+
+    with pytest.raises(KeyError):
+        window.prompt_chunk(x, token_mixer=mixer)
+    assert np.isfinite(window.prompt_chunk(x)).all()
+
+
+def test_two_threads_may_call_one_window(window: expertile.Window) -> None:
+    rng = np.random.default_rng(2)
+    c = window.config
+    inputs = [rng.standard_normal((7, c.n_streams, c.dim)).astype(np.float32) for _ in range(4)]
+    want = [window.prompt_chunk(x) for x in inputs]
+    got: list[np.ndarray | None] = [None] * 4
+
+    def work(i: int) -> None:
+        got[i] = window.prompt_chunk(inputs[i])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_threads_do_not_change_a_bit(device_name: str) -> None:
+    path, arrays = golden("tiny")
+    results = [
+        expertile.Window.from_gguf(path, device_name, 40, threads=n).prompt_chunk(arrays["layer0/in_streams"])
+        for n in (1, 2, 3)
+    ]
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("plan", _core.plan_variants())
+@pytest.mark.parametrize("tile", [t for t in _core.tiles() if tuple(t) != (16, 64, 32, 2)])
+def test_plan_and_tile_do_not_change_a_bit(device_name: str, plan: str, tile: list[int]) -> None:
+    path, arrays = golden("tiny")
+    x = arrays["layer0/in_streams"]
+    usual = expertile.Window.from_gguf(path, device_name, 40).moe_layer(0, x)
+    other = expertile.Window.from_gguf(path, device_name, 40, plan=plan, gate_up=tuple(tile), down=tuple(tile))
+    np.testing.assert_array_equal(other.moe_layer(0, x), usual)
+
+
+def test_a_tile_that_is_not_compiled_is_refused_with_the_list() -> None:
+    with pytest.raises(ValueError, match=r"16_32_32_4, 16_64_32_2, 32_64_32_4, 64_64_32_4, got 8_64_32_4"):
+        expertile.Window.from_gguf(GOLDEN / "tiny" / "model.gguf", "cpu", gate_up=(8, 64, 32, 4))
+    with pytest.raises(ValueError, match=r"the rows of the gate_up tile"):
+        expertile.Window.from_gguf(GOLDEN / "tiny" / "model.gguf", "cpu", gate_up=(32, 64, 32, 4))
+
+
+def test_schedule_is_checked_and_planted_faults_are_named(window: expertile.Window) -> None:
+    program = window.program(0, 33)
+    assert program["faults"] == []
+    numbers, count = [], 0
+    for group in program["groups"]:
+        numbers.append(list(range(count, count + len(group["launches"]))))
+        count += len(group["launches"])
+    assert window.check_groups(0, 33, numbers) == []
+    for i in range(len(numbers) - 1):  # every barrier is needed: without it there is a hazard
+        merged = [*numbers[:i], numbers[i] + numbers[i + 1], *numbers[i + 2 :]]
+        assert any(fault["kind"] == "hazard" for fault in window.check_groups(0, 33, merged)), program["groups"][i]
+    wide = next(i for i, group in enumerate(numbers) if len(group) > 1)
+    split = [*numbers[:wide], numbers[wide][:1], numbers[wide][1:], *numbers[wide + 1 :]]
+    faults = window.check_groups(0, 33, split)
+    assert faults and {fault["kind"] for fault in faults} == {"barrier"}
+    late = [*numbers[1:], numbers[0]]
+    assert any(fault["kind"] == "unwritten" for fault in window.check_groups(0, 33, late))
+
+
+def test_golden_files_are_the_ones_described() -> None:
+    import hashlib
+
+    for case in CASES:
+        described = json.loads((GOLDEN / case / "meta.json").read_text())["files"]
+        for name, facts in described.items():
+            assert hashlib.sha256((GOLDEN / case / name).read_bytes()).hexdigest() == facts["sha256"]
