@@ -24,8 +24,8 @@ std::vector<double> time_kernel(Device& device, const std::string& kernel, const
   for (std::uint32_t i = 0; i < launches; ++i) {
     const std::vector<BufferRef>& buffers = buffer_sets[i % buffer_sets.size()];
     if (buffers.size() != info->buffers.size()) {
-      throw std::invalid_argument(expected_got(
-          "time_kernel: " + kernel, std::to_string(info->buffers.size()) + " buffers", buffers.size()));
+      throw std::invalid_argument(
+          expected_got("time_kernel: " + kernel, std::to_string(info->buffers.size()) + " buffers", buffers.size()));
     }
     Launch launch;
     launch.kernel = kernel;

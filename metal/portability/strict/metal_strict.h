@@ -87,33 +87,27 @@ using ::vec;
 #define STRICT_ONE(T) (T)
 #define STRICT_TWO(T) (T, T)
 #define STRICT_THREE(T) (T, T, T)
+// clang-format off: it never settles on lists of macros.
 #define STRICT_REALS(NAME, PARAMETERS) STRICT_FOR(float, NAME, PARAMETERS) STRICT_FOR(half, NAME, PARAMETERS)
-#define STRICT_INTEGERS(NAME, PARAMETERS)                                                                     \
-  STRICT_FOR(int, NAME, PARAMETERS)                                                                           \
-  STRICT_FOR(uint, NAME, PARAMETERS)                                                                          \
-  STRICT_FOR(short, NAME, PARAMETERS) STRICT_FOR(ushort, NAME, PARAMETERS) STRICT_FOR(char, NAME, PARAMETERS) \
-      STRICT_FOR(uchar, NAME, PARAMETERS) STRICT_FOR(ulong, NAME, PARAMETERS) long NAME                       \
-      PARAMETERS(long);
+#define STRICT_INTEGERS(NAME, PARAMETERS) \
+  STRICT_FOR(int, NAME, PARAMETERS) STRICT_FOR(uint, NAME, PARAMETERS) STRICT_FOR(short, NAME, PARAMETERS) \
+  STRICT_FOR(ushort, NAME, PARAMETERS) STRICT_FOR(char, NAME, PARAMETERS) STRICT_FOR(uchar, NAME, PARAMETERS) \
+  STRICT_FOR(ulong, NAME, PARAMETERS) long NAME PARAMETERS(long);
 #define STRICT_NUMBERS(NAME, PARAMETERS) STRICT_REALS(NAME, PARAMETERS) STRICT_INTEGERS(NAME, PARAMETERS)
 
-#define STRICT_MATH                                                                                                    \
-  STRICT_REALS(exp, STRICT_ONE)                                                                                        \
-  STRICT_REALS(exp2, STRICT_ONE)                                                                                       \
-  STRICT_REALS(log, STRICT_ONE) STRICT_REALS(log2, STRICT_ONE) STRICT_REALS(sqrt, STRICT_ONE)                          \
-      STRICT_REALS(rsqrt, STRICT_ONE) STRICT_REALS(floor, STRICT_ONE) STRICT_REALS(ceil, STRICT_ONE)                   \
-          STRICT_REALS(trunc, STRICT_ONE) STRICT_REALS(round, STRICT_ONE) STRICT_REALS(rint, STRICT_ONE)               \
-              STRICT_REALS(fabs, STRICT_ONE) STRICT_REALS(sin, STRICT_ONE) STRICT_REALS(cos, STRICT_ONE)               \
-                  STRICT_REALS(tanh, STRICT_ONE) STRICT_REALS(fmin, STRICT_TWO) STRICT_REALS(fmax, STRICT_TWO)         \
-                      STRICT_REALS(pow, STRICT_TWO) STRICT_REALS(copysign, STRICT_TWO) STRICT_REALS(fma, STRICT_THREE) \
-                          STRICT_REALS(abs, STRICT_ONE) STRICT_REALS(min, STRICT_TWO) STRICT_REALS(max, STRICT_TWO)    \
-                              STRICT_REALS(clamp, STRICT_THREE) float                                                  \
-                              divide(float, float);                                                                    \
-  bool isnan(float);                                                                                                   \
-  bool isinf(float);                                                                                                   \
-  bool isfinite(float);                                                                                                \
-  bool isnan(half);                                                                                                    \
-  bool isinf(half);                                                                                                    \
-  bool isfinite(half);
+#define STRICT_MATH \
+  STRICT_REALS(exp, STRICT_ONE) STRICT_REALS(exp2, STRICT_ONE) STRICT_REALS(log, STRICT_ONE) \
+  STRICT_REALS(log2, STRICT_ONE) STRICT_REALS(sqrt, STRICT_ONE) STRICT_REALS(rsqrt, STRICT_ONE) \
+  STRICT_REALS(floor, STRICT_ONE) STRICT_REALS(ceil, STRICT_ONE) STRICT_REALS(trunc, STRICT_ONE) \
+  STRICT_REALS(round, STRICT_ONE) STRICT_REALS(rint, STRICT_ONE) STRICT_REALS(fabs, STRICT_ONE) \
+  STRICT_REALS(sin, STRICT_ONE) STRICT_REALS(cos, STRICT_ONE) STRICT_REALS(tanh, STRICT_ONE) \
+  STRICT_REALS(abs, STRICT_ONE) STRICT_REALS(fmin, STRICT_TWO) STRICT_REALS(fmax, STRICT_TWO) \
+  STRICT_REALS(pow, STRICT_TWO) STRICT_REALS(copysign, STRICT_TWO) STRICT_REALS(min, STRICT_TWO) \
+  STRICT_REALS(max, STRICT_TWO) STRICT_REALS(fma, STRICT_THREE) STRICT_REALS(clamp, STRICT_THREE) \
+  float divide(float, float); \
+  bool isnan(float); bool isinf(float); bool isfinite(float); \
+  bool isnan(half); bool isinf(half); bool isfinite(half);
+// clang-format on
 STRICT_MATH
 namespace precise {
 STRICT_MATH
