@@ -1,0 +1,178 @@
+"""A check that cannot fail proves nothing: kernels with one planted fault each must fail the checks they go through.
+
+Copies of the .metal files, with a fault in each kernel named here, are lowered and compiled as the real ones are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from emulator.test_emulator import DEVICES, FLAGS, HERE, ROOT, Call
+from kernel_checks import (
+    TILES,
+    Array,
+    Launch,
+    check_act,
+    check_combine,
+    check_dense,
+    check_gather,
+    check_integers,
+    check_route,
+)
+
+from expertile import _core
+
+METAL = ROOT / "metal"
+READ_WEIGHTS = "weights.row_bytes, k + 8 * (unit % 4),"
+STAGE_WEIGHT = "+ 8 * (unit % 4) + j] = T(y[j]);"
+
+
+class Fault(NamedTuple):
+    name: str
+    file: str
+    right: str
+    wrong: str
+    check: Callable[[Launch], object]
+    message: str
+
+
+def dense(tile: int) -> Callable[[Launch], object]:
+    return lambda launch: check_dense(launch, "Q8_0", 19, 40, 96, TILES[tile : tile + 1])
+
+
+# Kernels of two tiles have a fault of their own; the third tile's are left right.
+FAULTS = [
+    Fault(
+        "the four parts of an inner step in reverse", "include/gemm_tile.h", READ_WEIGHTS,
+        "weights.row_bytes, k + 8 * (N == 32 ? 3 - unit % 4 : unit % 4),", dense(0),
+        "relative L2",
+    ),
+    Fault(
+        "weights too large by a unit of half in the last place", "include/gemm_tile.h", STAGE_WEIGHT,
+        "+ 8 * (unit % 4) + j] = T(S == 2 ? y[j] * 1.0007f : y[j]);", dense(1),
+        "relative L2",
+    ),
+    Fault(
+        "slots summed from the last to the first", "kernels/epilogue.metal", "const int row = slots[slot];",
+        "const int row = slots[top_k - 1 - slot];", lambda launch: check_combine(launch, 300),
+        r"\[routed\] expected equal bits",
+    ),
+    Fault(
+        "padding rows taken for real", "kernels/epilogue.metal", "const bool padding = stok[row] < 0;",
+        "const bool padding = false;", lambda launch: check_act(launch, 70),
+        "padding rows are not zero",
+    ),
+    Fault(
+        "ties to the highest id", "kernels/router.metal", "other_id < best_id", "other_id > best_id",
+        lambda launch: check_route(launch, 100, 3), "not equal",
+    ),
+    Fault(
+        "padding rows not cleared to their end", "kernels/gather.metal", "i < length; i += GATHER_THREADS",
+        "i + 1 < length; i += GATHER_THREADS", lambda launch: check_gather(launch, "mm_gather_h", 33),
+        "not equal",
+    ),
+]  # fmt: skip
+
+
+def plant(folder: Path) -> None:
+    """The .metal files and their includes with the faults; of the GEMMs, the few that are needed."""
+    shutil.copytree(METAL / "include", folder / "include")
+    (folder / "kernels").mkdir()
+    for stem in ("gemm", "epilogue", "router", "gather"):
+        shutil.copy(METAL / "kernels" / f"{stem}.metal", folder / "kernels")
+    for fault in FAULTS:
+        path = folder / fault.file
+        text = path.read_text()
+        assert fault.right in text, f"{fault.file} has changed: no {fault.right!r} to plant a fault in"
+        path.write_text(text.replace(fault.right, fault.wrong, 1))
+    gemm = folder / "kernels" / "gemm.metal"
+    lines = [line for line in gemm.read_text().splitlines() if not line.startswith("EXPERTILE_EACH_")]
+    lines += [f"EXPERTILE_TILE_KERNEL(gemm_dense, Q8_0, q8_0, {', '.join(map(str, tile))})" for tile in TILES[:3]]
+    gemm.write_text("\n".join(lines) + "\n")
+
+
+def build(folder: Path) -> Path:
+    plant(folder)
+    reflect = [sys.executable, str(METAL / "reflect.py"), "--compiler", "g++", "--out", str(folder), "--units", "1"]
+    reflect += ["--kernels", str(folder / "kernels"), "--include", str(folder / "include")]
+    subprocess.run(reflect, check=True)
+    sources = [*DEVICES.glob("emulator/*.cpp"), DEVICES / "host_buffer.cpp", DEVICES / "launch_check.cpp"]
+    sources += [folder / "kernels_table.cpp", HERE / "driver.cpp"]
+    all_in_one = folder / "all_in_one.cpp"
+    all_in_one.write_text("".join(f'#include "{source}"\n' for source in sources))
+    includes = [f"-I{ROOT / 'cpp'}", f"-I{ROOT / 'cpp' / 'include'}", f"-I{METAL / 'portability'}"]
+
+    def compile_one(source: Path) -> str:
+        target = source.with_suffix(".o")
+        subprocess.run(["g++", *FLAGS, "-w", *includes, "-c", str(source), "-o", str(target)], check=True)
+        return str(target)
+
+    with ThreadPoolExecutor(2) as pool:
+        objects = list(pool.map(compile_one, [*sorted(folder.glob("lowered_*.cpp")), all_in_one]))
+    library = folder / "libwrong.so"
+    subprocess.run(["g++", "-shared", "-o", str(library), *objects, "-lpthread"], check=True)
+    return library
+
+
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    library = ctypes.CDLL(str(build(tmp_path_factory.mktemp("wrong") / "metal")))
+    library.run_case.restype = ctypes.c_char_p
+    kernels = _core.kernels()
+
+    def run(kernel: str, args: bytes, buffers: list[Array], grid: Sequence[int]) -> None:
+        n = len(buffers)
+        data = (ctypes.c_void_p * n)(*[array.ctypes.data for array in buffers])
+        sizes = (ctypes.c_uint64 * n)(*[array.nbytes for array in buffers])
+        written = bytes(not is_const for _, is_const in kernels[kernel]["buffers"])
+        packed = np.frombuffer(args, np.uint8)
+        direct = (ctypes.c_uint32 * 3)(*grid)
+        call = Call(
+            kernel.encode(),
+            b"shuffled",
+            1,
+            1,
+            n,
+            packed.ctypes.data,
+            len(args),
+            data,
+            sizes,
+            written,
+            direct,
+            -1,
+            direct,
+        )
+        assert all(array.flags.c_contiguous for array in buffers)
+        error = library.run_case(ctypes.byref(call))
+        if error:
+            raise RuntimeError(error.decode())
+
+    return run
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_wrong_kernel_fails_its_check(launch: Launch, fault: Fault) -> None:
+    with pytest.raises(AssertionError, match=fault.message):
+        fault.check(launch)
+
+
+def test_the_check_of_integers_fails_too(launch: Launch) -> None:
+    for tile in TILES[:2]:
+        with pytest.raises(AssertionError, match=r"\[y\] expected equal bits"):
+            check_integers(launch, "Q8_0", tile)
+
+
+def test_right_kernels_of_the_same_build_pass(launch: Launch) -> None:
+    dense(2)(launch)
+    check_integers(launch, "Q8_0", TILES[2])
