@@ -67,6 +67,28 @@ def test_layer_equals_its_steps(case: str, device_name: str) -> None:
     np.testing.assert_array_equal(window.moe_layer(0, x), layer_out(window, 0, x)["out_streams"])
 
 
+@pytest.mark.parametrize("fuse", [[], ["swiglu"], ["gatherless"], ["combine"], ["swiglu", "combine"]])
+@pytest.mark.parametrize("case", CASES)
+def test_fusion_does_not_change_a_bit(case: str, device_name: str, fuse: list[str]) -> None:
+    path, arrays = golden(case)
+    window = expertile.Window.from_gguf(path, device_name, arrays["tokens"].size, fuse=fuse)
+    kernels = [launch["kernel"] for group in window.program(0, 5)["groups"] for launch in group["launches"]]
+    assert ("moe_out_combine" in kernels) == ("combine" in fuse)
+    if case != "tiny/f32":  # fused kernels exist for quantized experts
+        assert any("grouped_swiglu" in kernel for kernel in kernels) == ("swiglu" in fuse)
+        assert ("mm_gather_h" not in kernels) == ("gatherless" in fuse)
+    assert window.program(0, 5)["faults"] == []
+    x = arrays["layer0/in_streams"]
+    plain = expertile.Window.from_gguf(path, device_name, arrays["tokens"].size, fuse=[])
+    np.testing.assert_array_equal(window.moe_layer(0, x), plain.moe_layer(0, x))
+
+
+def test_fusions_that_cannot_be_are_refused(device_name: str) -> None:
+    for fuse, message in ([["swiglu", "gatherless"], "swiglu or gatherless, got both"], [["gemm"], "got gemm"]):
+        with pytest.raises(ValueError, match=message):
+            expertile.Window.from_gguf(GOLDEN / "tiny" / "model.gguf", device_name, 40, fuse=fuse)
+
+
 def test_prompt_chunk_runs_every_layer_and_the_token_mixer(window: expertile.Window) -> None:
     _, arrays = golden("tiny")
     x = arrays["layer0/in_streams"]

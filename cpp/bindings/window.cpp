@@ -118,14 +118,31 @@ py::object host_view(Window& w, const std::string& name) {
                                    reinterpret_cast<std::uint8_t*>(buffer->host()), keep);
 }
 
+Fusion fusion_from_names(const std::vector<std::string>& names) {
+  Fusion fusion;
+  for (const std::string& name : names) {
+    if (name == "swiglu") {
+      fusion.swiglu = true;
+    } else if (name == "gatherless") {
+      fusion.gatherless = true;
+    } else if (name == "combine") {
+      fusion.combine = true;
+    } else {
+      throw std::invalid_argument(expected_got("Window: fuse", "swiglu, gatherless, combine", name));
+    }
+  }
+  return fusion;
+}
+
 std::shared_ptr<Window> make_window(std::shared_ptr<const Model> model, std::shared_ptr<Device> device,
                                     std::uint32_t max_tokens, const std::string& plan, const TileTuple& gate_up,
-                                    const TileTuple& down, bool profile) {
+                                    const TileTuple& down, const std::vector<std::string>& fuse, bool profile) {
   WindowOptions options;
   options.max_tokens = max_tokens;
   options.plan = plan;
   options.gate_up = {gate_up[0], gate_up[1], gate_up[2], gate_up[3]};
   options.down = {down[0], down[1], down[2], down[3]};
+  options.fusion = fusion_from_names(fuse);
   options.profile = profile;
   const py::gil_scoped_release release;
   return std::make_shared<Window>(std::move(model), std::move(device), options);
@@ -137,7 +154,7 @@ void bind_window(py::module_& m) {
   const auto release = py::call_guard<py::gil_scoped_release>();
   py::class_<Window, std::shared_ptr<Window>>(m, "Window")
       .def(py::init(&make_window), py::arg("model"), py::arg("device"), py::arg("max_tokens"), py::arg("plan"),
-           py::arg("gate_up"), py::arg("down"), py::arg("profile"))
+           py::arg("gate_up"), py::arg("down"), py::arg("fuse"), py::arg("profile"))
       .def("moe_layer", &Window::moe_layer, release, py::arg("layer"), py::arg("n_tokens"))
       .def("run_step",
            [](Window& w, const std::string& step, std::uint32_t layer, std::uint32_t n_tokens) {

@@ -55,18 +55,59 @@ class Builder {
     return dense(step, w, fp32 ? "mixed" : "mixed_half", y, fp32);
   }
 
-  Launch grouped(const ExpertWeight& w, const Tile& tile, std::uint32_t meta_word, const char* x, const char* y) const {
+  std::string grouped_name(const char* base, const ExpertWeight& w, const Tile& tile) const {
+    return base + std::string(type_info(w.type).suffix) + "_" + tile.suffix();
+  }
+  // `direct`: the kernel reads mixed_half through row_token instead of the gathered rows.
+  Launch grouped(const ExpertWeight& w, const Tile& tile, std::uint32_t meta_word, bool direct, const char* x,
+                 const char* y) const {
     const args::GemmArgs args{0, w.n_cols, w.n_inner, 1.0f, w.row_bytes};
+    const std::uint64_t rows = max_rows();
     Launch launch;
     launch.step = "experts";
-    launch.kernel = std::string("gemm_grouped_") + type_info(w.type).suffix + "_" + tile.suffix();
+    launch.kernel = grouped_name("gemm_grouped_", w, tile) + (direct ? "_gatherless" : "");
     launch.args = pack_args(args);
-    const std::uint64_t rows = max_rows();
-    launch.buffers = {read(x, rows * w.n_inner * 2),          weight(w.table, w.name + " table"),
-                      weight(w.scales, w.name + " scale"),    read("tiles", rows / tile.m * 16),
-                      read("meta", EXPERTILE_META_WORDS * 4), write(y, rows * w.n_cols * 4)};
+    if (direct) {
+      launch.buffers = {read("mixed_half", tokens() * w.n_inner * 2), read("row_token", rows * 4)};
+    } else {
+      launch.buffers = {read(x, rows * w.n_inner * 2)};
+    }
+    for (const Binding& b :
+         {weight(w.table, w.name + " table"), weight(w.scales, w.name + " scale"), read("tiles", rows / tile.m * 16),
+          read("meta", EXPERTILE_META_WORDS * 4), write(y, rows * w.n_cols * 4)}) {
+      launch.buffers.push_back(b);
+    }
     launch.grid = indirect(meta_word, {ceil_div(w.n_cols, tile.n), static_cast<std::uint32_t>(rows / tile.m), 1});
     return launch;
+  }
+  Launch grouped_swiglu() const {
+    const ExpertWeight &g = c_.weights.gate, &u = c_.weights.up;
+    const Tile& tile = c_.options.gate_up;
+    const std::uint64_t rows = max_rows();
+    Launch launch = grouped(g, tile, EXPERTILE_META_GRID_GATE_UP, false, "rows", "gate");
+    launch.kernel = grouped_name("gemm_grouped_swiglu_", g, tile);
+    launch.buffers = {read("rows", rows * g.n_inner * 2),
+                      weight(g.table, g.name + " table"),
+                      weight(u.table, u.name + " table"),
+                      weight(g.scales, g.name + " scale"),
+                      weight(u.scales, u.name + " scale"),
+                      read("tiles", rows / tile.m * 16),
+                      read("meta", EXPERTILE_META_WORDS * 4),
+                      write("hidden", rows * g.n_cols * 2),
+                      saturated()};
+    return launch;
+  }
+  // The fused kernels exist for quantized experts, SwiGLU's for gate and up of one type.
+  bool fused_swiglu() const {
+    const ExpertWeight &g = c_.weights.gate, &u = c_.weights.up;
+    return c_.fusion.swiglu && g.type == u.type &&
+           find_kernel(grouped_name("gemm_grouped_swiglu_", g, c_.options.gate_up));
+  }
+  bool gatherless() const {
+    const auto exists = [&](const ExpertWeight& w) {
+      return find_kernel(grouped_name("gemm_grouped_", w, c_.options.gate_up) + "_gatherless") != nullptr;
+    };
+    return c_.fusion.gatherless && exists(c_.weights.gate) && exists(c_.weights.up);
   }
 
   Launch simple(const char* step, const char* kernel, std::vector<std::byte> args, std::vector<Binding> buffers,
@@ -107,6 +148,7 @@ class Builder {
   Launch topk() const;
   Launch swiglu() const;
   std::vector<Group> plan() const;
+  std::vector<Group> hidden() const;
 
   const LayerContext& c_;
   std::vector<Binding>* inputs_;
@@ -199,37 +241,56 @@ std::vector<Group> Builder::middle() const {
   return groups;
 }
 
-std::vector<Group> Builder::experts() const {
-  const Config& s = c_.config;
+// From the plan to `hidden`: gathered rows, then gate and up, then SwiGLU, or two of the three in one.
+std::vector<Group> Builder::hidden() const {
   const LayerWeights& w = c_.weights;
   const std::uint64_t rows = max_rows(), meta = EXPERTILE_META_WORDS * 4;
-  const std::uint32_t ffn = w.gate.n_cols;
-  const args::OutArgs out{c_.n_tokens, s.n_streams, s.dim};
-  return {
-      {"gather",
-       {by_row("gather", "mm_gather_h", pack_args(args::GatherArgs{s.dim}),
-               {read("meta", meta), read("row_token", rows * 4), read("mixed_half", tokens() * s.dim * 2),
-                write("rows", rows * s.dim * 2)})}},
-      {"gate and up",
-       {grouped(w.gate, c_.options.gate_up, EXPERTILE_META_GRID_GATE_UP, "rows", "gate"),
-        grouped(w.up, c_.options.gate_up, EXPERTILE_META_GRID_GATE_UP, "rows", "up")}},
-      {"activation",
-       {by_row("experts", "act_f16", pack_args(args::ElementArgs{0, ffn, 1.0f, 0}),
-               {read("meta", meta), read("row_token", rows * 4), read("gate", rows * ffn * 4),
-                read("up", rows * ffn * 4), write("hidden", rows * ffn * 2), saturated()})}},
-      {"down", {grouped(w.down, c_.options.down, EXPERTILE_META_GRID_DOWN, "hidden", "expert_out")}},
-      {"combine",
-       {simple("combine", "mm_combine", pack_args(args::CombineArgs{c_.n_tokens, s.top_k, s.dim}),
-               {read("position", tokens() * s.top_k * 4), read("row_weight", rows * 4),
-                read("expert_out", rows * s.dim * 4), write("routed", tokens() * s.dim * 4)},
-               ceil_div(s.dim, kChunk), c_.n_tokens)}},
-      {"write",
-       {simple("hc_write", "moe_out", pack_args(out),
-               {read("routed", tokens() * s.dim * 4), read("shared_out", tokens() * s.dim * 4),
-                read("shared_scalar", tokens() * 4), read("inject", tokens() * s.n_streams * 4),
-                use("streams", Access::ReadWrite, tokens() * s.n_streams * s.dim * 4)},
-               ceil_div(s.dim, kChunk), c_.n_tokens)}},
+  const std::uint32_t dim = c_.config.dim, ffn = w.gate.n_cols;
+  const Tile& tile = c_.options.gate_up;
+  const Group gather = {"gather",
+                        {by_row("gather", "mm_gather_h", pack_args(args::GatherArgs{dim}),
+                                {read("meta", meta), read("row_token", rows * 4),
+                                 read("mixed_half", tokens() * dim * 2), write("rows", rows * dim * 2)})}};
+  if (fused_swiglu()) return {gather, {"gate, up and activation", {grouped_swiglu()}}};
+  const Group activation = {"activation",
+                            {by_row("experts", "act_f16", pack_args(args::ElementArgs{0, ffn, 1.0f, 0}),
+                                    {read("meta", meta), read("row_token", rows * 4), read("gate", rows * ffn * 4),
+                                     read("up", rows * ffn * 4), write("hidden", rows * ffn * 2), saturated()})}};
+  const bool direct = gatherless();
+  const Group products = {"gate and up",
+                          {grouped(w.gate, tile, EXPERTILE_META_GRID_GATE_UP, direct, "rows", "gate"),
+                           grouped(w.up, tile, EXPERTILE_META_GRID_GATE_UP, direct, "rows", "up")}};
+  if (direct) return {products, activation};
+  return {gather, products, activation};
+}
+
+std::vector<Group> Builder::experts() const {
+  const Config& s = c_.config;
+  const std::uint64_t rows = max_rows(), streams = tokens() * s.n_streams * s.dim * 4;
+  std::vector<Group> groups = hidden();
+  groups.push_back(
+      {"down", {grouped(c_.weights.down, c_.options.down, EXPERTILE_META_GRID_DOWN, false, "hidden", "expert_out")}});
+  const std::vector<Binding> sum = {read("position", tokens() * s.top_k * 4), read("row_weight", rows * 4),
+                                    read("expert_out", rows * s.dim * 4)};
+  const std::vector<Binding> out = {read("shared_out", tokens() * s.dim * 4), read("shared_scalar", tokens() * 4),
+                                    read("inject", tokens() * s.n_streams * 4),
+                                    use("streams", Access::ReadWrite, streams)};
+  const auto add = [&](const char* group, const char* step, const char* kernel, std::vector<std::byte> args,
+                       std::vector<Binding> first, const std::vector<Binding>& last) {
+    first.insert(first.end(), last.begin(), last.end());
+    groups.push_back(
+        {group, {simple(step, kernel, std::move(args), std::move(first), ceil_div(s.dim, kChunk), c_.n_tokens)}});
   };
+  if (c_.fusion.combine) {
+    add("combine and write", "hc_write", "moe_out_combine",
+        pack_args(args::CombineOutArgs{c_.n_tokens, s.top_k, s.n_streams, s.dim}), sum, out);
+  } else {
+    const Binding routed = write("routed", tokens() * s.dim * 4);
+    add("combine", "combine", "mm_combine", pack_args(args::CombineArgs{c_.n_tokens, s.top_k, s.dim}), sum, {routed});
+    add("write", "hc_write", "moe_out", pack_args(args::OutArgs{c_.n_tokens, s.n_streams, s.dim}),
+        {read("routed", routed.bytes)}, out);
+  }
+  return groups;
 }
 
 }  // namespace

@@ -56,6 +56,7 @@ struct LayerContext {
   std::uint32_t layer;
   std::uint32_t n_tokens;
   std::string plan;  // variant
+  Fusion fusion;
 };
 
 // The groups of the whole layer, by hand, in the order a person reads. `inputs` gets what is there before it starts.

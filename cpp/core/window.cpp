@@ -70,12 +70,12 @@ struct Window::State {
     }
   }
 
-  Program build(std::uint32_t layer, std::uint32_t n_tokens) const {
+  Program build(std::uint32_t layer, std::uint32_t n_tokens, const Fusion& fusion) const {
     const std::string plan = options.plan.empty() ? default_plan(device->kind(), n_tokens) : options.plan;
     Program program;
     program.name = "layer " + std::to_string(layer);
     program.groups =
-        layer_groups({model->config, options, layers[layer], buffers, layer, n_tokens, plan}, &program.inputs);
+        layer_groups({model->config, options, layers[layer], buffers, layer, n_tokens, plan, fusion}, &program.inputs);
     return program;
   }
 
@@ -84,7 +84,7 @@ struct Window::State {
     auto& [built_for, program] = programs[layer];
     if (built_for != n_tokens) {
       built_for = 0;
-      program = build(layer, n_tokens);
+      program = build(layer, n_tokens, options.fusion);
       const std::vector<Fault> faults = check_program(program);
       if (!faults.empty()) {
         throw std::logic_error(expected_got("check_program: " + program.name + ": " + faults[0].where, "no fault",
@@ -128,6 +128,9 @@ Window::Window(std::shared_ptr<const Model> model, std::shared_ptr<Device> devic
   if (options.gate_up.m != options.down.m) {
     throw std::invalid_argument(expected_got(
         "Window: down tile", "the rows of the gate_up tile, " + std::to_string(options.gate_up.m), options.down.m));
+  }
+  if (options.fusion.swiglu && options.fusion.gatherless) {
+    throw std::invalid_argument(expected_got("Window: fusion", "swiglu or gatherless", "both"));
   }
   const auto& variants = plan_variants();
   if (!options.plan.empty() && std::find(variants.begin(), variants.end(), options.plan) == variants.end()) {
@@ -174,8 +177,8 @@ double Window::run_step(Step step, std::uint32_t layer, std::uint32_t n_tokens) 
 Program Window::build(std::uint32_t layer, std::uint32_t n_tokens, const std::vector<Step>& steps) const {
   state_->check_call("build", layer, n_tokens);
   if (n_tokens == 0) throw std::invalid_argument(expected_got("build", "at least 1 token", 0));
-  Program program = state_->build(layer, n_tokens);
-  if (steps.empty()) return program;
+  if (steps.empty()) return state_->build(layer, n_tokens, state_->options.fusion);
+  Program program = state_->build(layer, n_tokens, {});
   for (Group& group : program.groups) {
     std::erase_if(group.launches, [&](const Launch& launch) {
       return std::none_of(steps.begin(), steps.end(),

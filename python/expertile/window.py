@@ -61,6 +61,10 @@ class Window:
     gate_up     tile (M, N, K, S) of the grouped gate and up GEMMs: rows, columns, inner step, simdgroups
     down        tile of the grouped down GEMM, with the same M
     threads     worker threads, where `device` is a kind; 0 = as many as this process may use
+    fuse        which kernels of a whole layer run as one, with the same bits: "swiglu" (the experts' gate, up and
+                activation), "gatherless" (gate and up read the tokens' rows themselves; not with swiglu), "combine"
+                (the weighted sum and the write into the streams). None by default: on cpu none gains more than the
+                spread of the measurement.
     profile     time every step by itself (`seconds`)
 
     Raises ValueError for sizes over a limit or a tile that is not compiled (naming those that are), RuntimeError where
@@ -80,6 +84,7 @@ class Window:
         gate_up: tuple[int, int, int, int] = (16, 64, 32, 2),
         down: tuple[int, int, int, int] = (16, 64, 32, 2),
         threads: int = 0,
+        fuse: Sequence[str] = (),
         profile: bool = False,
     ) -> None:
         if not isinstance(max_tokens, int) or max_tokens < 1 or max_tokens > 1 << 20:
@@ -88,7 +93,9 @@ class Window:
         self.config = model.config
         self.device = device if isinstance(device, Device) else open_device(device, threads=threads)
         self.max_tokens = max_tokens
-        self._core = _core.Window(model._core, self.device, max_tokens, plan, list(gate_up), list(down), profile)
+        self._core = _core.Window(
+            model._core, self.device, max_tokens, plan, list(gate_up), list(down), list(fuse), profile
+        )
         self._lock = threading.RLock()
 
     @classmethod

@@ -24,11 +24,20 @@ struct Tile {
 // The tiles that are compiled.
 const std::vector<Tile>& tile_table();
 
+// Which neighbouring kernels of a layer run as one; the bits are the same either way.
+struct Fusion {
+  bool swiglu = false;      // gate, up and SwiGLU of the experts in one grouped kernel
+  bool gatherless = false;  // gate and up read the tokens' rows themselves; not together with swiglu
+  bool combine = false;     // the weighted sum and the write into the streams in one kernel
+  bool operator==(const Fusion&) const = default;
+};
+
 struct WindowOptions {
   std::uint32_t max_tokens = 512;
   std::string plan;      // variant; "" = the device's default
   Tile gate_up{};        // tile of the grouped gate and up GEMMs
   Tile down{};           // tile of the grouped down GEMM; same m
+  Fusion fusion{};       // of whole layers; a step by itself always runs the unfused kernels
   bool profile = false;  // run every launch by itself, so that seconds() knows each step's time
 };
 

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
             ]
             for row in rows
         ],
-        f"layer {arguments.layer} of {program['name']}, {arguments.tokens} tokens, device {device.kind}",
+        f"{program['name']}, {arguments.tokens} tokens, device {device.kind}",
     )
     variants, faults = plan_costs(model, device, arguments)
     say()
