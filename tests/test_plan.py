@@ -19,11 +19,12 @@ from expertile.plan import META_WORDS, Plan, argsort_plan, make_plan, max_rows
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
-# The last two are the forms of two_dispatch, at any size.
+# The last four are the forms of two_dispatch, at any size.
 VARIANTS = (
     "baseline", "padscan", "onegroup", "two_dispatch", "single", "two_dispatch_counts", "two_dispatch_offsets",
+    "two_dispatch_counts_quarters", "two_dispatch_offsets_quarters",
 )  # fmt: skip
-WITH_OFFSETS = {"baseline", "padscan", "onegroup", "two_dispatch_offsets"}
+WITH_OFFSETS = {"baseline", "padscan", "onegroup", "two_dispatch_offsets", "two_dispatch_offsets_quarters"}
 POISON = 0xFFC0DEAD  # a NaN as a float, negative as an int, no plausible row
 COLUMNS = (10, 40)  # column tiles that run_plan puts into the grids of meta
 CASES = {case.name: case for case in PLAN_CASES if case.n_tokens > 0}

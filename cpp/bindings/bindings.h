@@ -33,5 +33,6 @@ void bind_device(py::module_& m);
 void bind_model(py::module_& m);
 void bind_window(py::module_& m);
 void bind_plan(py::module_& m);
+void bind_cuda(py::module_& m);
 
 }  // namespace expertile::bindings

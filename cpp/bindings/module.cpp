@@ -20,4 +20,5 @@ PYBIND11_MODULE(_core, m) {
   bindings::bind_model(m);
   bindings::bind_window(m);
   bindings::bind_plan(m);
+  bindings::bind_cuda(m);
 }

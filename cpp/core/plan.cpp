@@ -55,12 +55,12 @@ class Builder {
     return launch("mm_scan_blocks", ceil_div(args_.n_experts, 32),
                   {block_count(Access::Read), block_offset(Access::Write)});
   }
-  Launch place_from_counts(std::uint32_t parts = 2) const {
+  Launch place_from_counts(std::uint32_t parts) const {
     return launch("mm_place_from_counts", place_groups(parts),
                   {ids(), weights(), block_count(Access::Read), expert_offset(Access::Write), tiles(),
                    row_token(Access::Write), row_weight(Access::Write), position(), meta()});
   }
-  Launch place_from_offsets(std::uint32_t parts = 2) const {
+  Launch place_from_offsets(std::uint32_t parts) const {
     return launch(
         "mm_place_from_offsets", place_groups(parts),
         {ids(), weights(), block_count(Access::Read), block_offset(Access::Read), expert_offset(Access::Write), tiles(),
@@ -161,21 +161,15 @@ std::vector<Group> plan_groups(const std::string& variant, const args::PlanArgs&
   if (variant == "single") {
     return {group("plan", {b.single()})};
   }
-  const bool middle =
-      variant == "two_dispatch_offsets" || (variant == "two_dispatch" && args.n_blocks >= kMiddleLaunchBlocks);
-  if (middle) {
+  const bool quarters = variant.ends_with("_quarters");
+  const std::string form = quarters ? variant.substr(0, variant.size() - 9) : variant;
+  const std::uint32_t parts = quarters ? 4 : 2;
+  if (form == "two_dispatch_offsets" || (variant == "two_dispatch" && args.n_blocks >= kMiddleLaunchBlocks)) {
     return {group("plan: count", {b.hist()}), group("plan: scan", {b.scan_blocks()}),
-            group("plan: place", {b.place_from_offsets()})};
+            group("plan: place", {b.place_from_offsets(parts)})};
   }
-  if (variant == "two_dispatch" || variant == "two_dispatch_counts") {
-    return {group("plan: count", {b.hist()}), group("plan: place", {b.place_from_counts()})};
-  }
-  if (variant == "counts4") {
-    return {group("plan: count", {b.hist()}), group("plan: place", {b.place_from_counts(4)})};
-  }
-  if (variant == "offsets4") {
-    return {group("plan: count", {b.hist()}), group("plan: scan", {b.scan_blocks()}),
-            group("plan: place", {b.place_from_offsets(4)})};
+  if (form == "two_dispatch_counts" || variant == "two_dispatch") {
+    return {group("plan: count", {b.hist()}), group("plan: place", {b.place_from_counts(parts)})};
   }
   std::string known;
   for (const std::string& name : plan_variants()) {
@@ -195,7 +189,9 @@ std::string default_plan(const std::string& device_kind, std::uint32_t n_tokens)
       {"cpu", 0, "two_dispatch"},
       {"emulator", 0, "two_dispatch"},
       {"metal", 0, "two_dispatch"},
-      {"cuda", 0, "two_dispatch"},
+      {"cuda", 0, "two_dispatch_counts_quarters"},
+      {"cuda", 3072, "two_dispatch_offsets_quarters"},
+      {"cuda", 6144, "two_dispatch_offsets"},
   };
   std::string variant = "padscan";
   for (const Row& row : kTable) {

@@ -135,43 +135,67 @@ METAL_FUNC void plan_count_blocks(constant PlanArgs& args, const device int* ids
 // A block's entries are shared by 2 threadgroups, or by 4 where the grid has enough: a part is that many entries.
 METAL_FUNC uint plan_parts(uint n_groups, uint n_blocks) { return n_groups >= 4 * n_blocks ? 4u : 2u; }
 
+// A threadgroup's part of a block, and what it reads of it before anything else: all of it is on its way while the
+// counts are summed. Ids as they are, ~0 for none.
+struct PlacePart {
+  uint block;
+  uint skipped;  // entries of the block before the part
+  uint entry;    // of this thread
+  uint id;
+  float weight;
+  uint skipped_ids[2];  // of those before the part, what this thread counts
+};
+
+METAL_FUNC PlacePart plan_read_part(constant PlanArgs& args, const device int* ids, const device float* weights,
+                                    uint thread_index, uint group, uint n_groups) {
+  const uint parts = plan_parts(n_groups, args.n_blocks);
+  const uint part_entries = EXPERTILE_BLOCK_ENTRIES / parts;
+  PlacePart part;
+  part.block = group / parts;
+  part.skipped = group % parts * part_entries;
+  const uint first = part.block * EXPERTILE_BLOCK_ENTRIES;  // of no block: past the last entry
+  // A thread behind the part's end has no entry: one past all of them.
+  part.entry = thread_index < part_entries ? first + part.skipped + thread_index : args.n_entries;
+  part.id = part.entry < args.n_entries ? uint(ids[part.entry]) : ~0u;
+  part.weight = part.entry < args.n_entries ? weights[part.entry] : 0.0f;
+  for (uint i = 0; i < 2; ++i) {
+    const uint at = thread_index + i * PLACE_THREADS;
+    part.skipped_ids[i] = at < part.skipped && first + at < args.n_entries ? uint(ids[first + at]) : ~0u;
+  }
+  return part;
+}
+
 // Every threadgroup scans the experts itself from `counts` (all entries of the owned experts) and `before` (those in
 // earlier blocks), then places its part of a block, whose earlier entries it counts itself (`next_row`, cleared like
 // the rank's counts). Tiles and padding rows are dealt out to all threadgroups in turn; there are
-// EXPERTILE_PLACE_GROUPS of them at least, so that few blocks do not carry it all.
-METAL_FUNC void plan_place_part(constant PlanArgs& args, const device int* ids, const device float* weights,
-                                thread const uint* counts, thread const uint* before, uint thread_index, uint group,
-                                uint n_groups, uint lane, uint simd, threadgroup uint* partial, threadgroup uint4* pool,
-                                device uint* eoff, device uint4* tiles, device int* stok, device float* sw,
-                                device int* pos, device uint* meta) {
+// EXPERTILE_PLACE_GROUPS of them at least, so that few blocks do not carry it all. OWNED: 1 for up to PLACE_THREADS
+// experts, whose code is then short enough to stay in the instruction cache, else PLACE_OWNED.
+template <uint OWNED>
+METAL_FUNC void plan_place_part(constant PlanArgs& args, thread const PlacePart& part, thread const uint* counts,
+                                thread const uint* before, uint thread_index, uint group, uint n_groups, uint lane,
+                                uint simd, threadgroup uint* partial, threadgroup uint4* pool, device uint* eoff,
+                                device uint4* tiles, device int* stok, device float* sw, device int* pos,
+                                device uint* meta) {
   threadgroup atomic_uint* early = reinterpret_cast<threadgroup atomic_uint*>(pool);
   threadgroup uint* next_row = reinterpret_cast<threadgroup uint*>(pool);
   threadgroup uint4* words = pool + plan_div_up(args.n_experts, 4u);
   const bool counted = plan_counted<PLACE_SUBS>(args.n_experts);
   const bool reports = group + 1 == n_groups;
-  const uint parts = plan_parts(n_groups, args.n_blocks);
-  const uint part_entries = EXPERTILE_BLOCK_ENTRIES / parts;
-  const uint block_entry = group / parts * EXPERTILE_BLOCK_ENTRIES;  // of no block: past the last entry
-  const uint skipped = group % parts * part_entries;
-  const uint entry = block_entry + skipped + thread_index;
-  const uint expert = thread_index < part_entries ? plan_expert(args, ids, entry) : args.n_experts;
-  const float weight = plan_weight(args, weights, expert, entry);
-  for (uint i = thread_index; i < skipped; i += PLACE_THREADS) {
-    const uint other = plan_expert(args, ids, block_entry + i);
-    if (other < args.n_experts) {
-      atomic_fetch_add_explicit(&early[other], 1u, memory_order_relaxed);
+  const uint expert = min(part.id, args.n_experts);
+  for (uint i = 0; i < 2; ++i) {
+    if (part.skipped_ids[i] < args.n_experts) {
+      atomic_fetch_add_explicit(&early[part.skipped_ids[i]], 1u, memory_order_relaxed);
     }
   }
   const uint same = plan_match(expert, args.n_experts);
   plan_publish<PLACE_SUBS>(expert, same, args.n_experts, counted, lane, simd, words);
-  const uint share = plan_div_up(args.n_experts, PLACE_THREADS);
   PlanTotals all;
-  uint tile = plan_scan<PLACE_THREADS>(plan_totals<PLACE_OWNED>(counts, share, args.tile_rows), reports, lane, simd,
-                                       partial, all);
+  uint tile =
+      plan_scan<PLACE_THREADS>(plan_totals<OWNED>(counts, OWNED, args.tile_rows), reports, lane, simd, partial, all);
   uint first;
   const uint owned = plan_owned<PLACE_THREADS>(args, thread_index, first);
-  for (uint j = 0; j < PLACE_OWNED; ++j) {
-    if (j < share && j < owned) {
+  for (uint j = 0; j < OWNED; ++j) {
+    if (j < owned) {
       const uint n_tiles = plan_div_up(counts[j], args.tile_rows);
       const uint row = tile * args.tile_rows;
       next_row[first + j] += row + before[j];
@@ -194,11 +218,9 @@ METAL_FUNC void plan_place_part(constant PlanArgs& args, const device int* ids, 
     plan_write_meta(args, all, meta);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  if (thread_index < part_entries) {
-    uint row = plan_rank<PLACE_SUBS>(expert, same, args.n_experts, counted, lane, simd, words);
-    row += expert < args.n_experts ? next_row[expert] : 0u;
-    plan_put(args, expert, weight, entry, row, stok, sw, pos);
-  }
+  uint row = plan_rank<PLACE_SUBS>(expert, same, args.n_experts, counted, lane, simd, words);
+  row += expert < args.n_experts ? next_row[expert] : 0u;
+  plan_put(args, expert, part.weight, part.entry, row, stok, sw, pos);
 }
 
 // The counts before this part and the rank's start from zero.
@@ -212,6 +234,35 @@ METAL_FUNC void plan_clear_place(uint n_experts, uint thread_index, threadgroup 
   }
 }
 
+// counts and before of the owned experts from the counts of all blocks; `block` is this part's.
+template <uint OWNED>
+METAL_FUNC void plan_owned_counts(constant PlanArgs& args, const device uint* bcnt, uint block, uint thread_index,
+                                  thread uint* counts, thread uint* before) {
+  uint first;
+  const uint owned = plan_owned<PLACE_THREADS>(args, thread_index, first);
+  for (uint j = 0; j < OWNED; ++j) {
+    counts[j] = 0;
+    before[j] = 0;
+    if (j < owned) {
+      counts[j] = plan_sum_blocks(bcnt + first + j, args.n_experts, args.n_blocks, block, before[j]);
+    }
+  }
+}
+
+// The same from the offsets of the blocks.
+template <uint OWNED>
+METAL_FUNC void plan_owned_offsets(constant PlanArgs& args, const device uint* bcnt, const device uint* boff,
+                                   uint block, uint thread_index, thread uint* counts, thread uint* before) {
+  uint first;
+  const uint owned = plan_owned<PLACE_THREADS>(args, thread_index, first);
+  const ulong last = ulong(args.n_blocks - 1) * args.n_experts + first;
+  const ulong mine = ulong(min(block, args.n_blocks - 1)) * args.n_experts + first;
+  for (uint j = 0; j < OWNED; ++j) {
+    counts[j] = j < owned ? boff[last + j] + bcnt[last + j] : 0u;
+    before[j] = j < owned ? boff[mine + j] : 0u;
+  }
+}
+
 [[kernel, max_total_threads_per_threadgroup(PLACE_THREADS)]] void mm_place_from_counts(
     constant PlanArgs& args [[buffer(0)]], const device int* ids [[buffer(1)]],
     const device float* weights [[buffer(2)]], const device uint* bcnt [[buffer(3)]], device uint* eoff [[buffer(4)]],
@@ -222,23 +273,23 @@ METAL_FUNC void plan_clear_place(uint n_experts, uint thread_index, threadgroup 
     uint simd [[simdgroup_index_in_threadgroup]]) {
   threadgroup uint partial[128];
   threadgroup uint4 pool[PLAN_POOL];
+  const PlacePart part = plan_read_part(args, ids, weights, thread_index, group, n_groups);
   plan_clear_place(args.n_experts, thread_index, pool);
-  uint first;
-  const uint owned = plan_owned<PLACE_THREADS>(args, thread_index, first);
-  const uint share = plan_div_up(args.n_experts, PLACE_THREADS);
-  const uint middle = min(group / plan_parts(n_groups, args.n_blocks), args.n_blocks);
-  uint counts[PLACE_OWNED];
-  uint before[PLACE_OWNED];
-  for (uint j = 0; j < PLACE_OWNED; ++j) {
-    counts[j] = 0;
-    before[j] = 0;
-    if (j < share && j < owned) {
-      counts[j] = plan_sum_blocks(bcnt + first + j, args.n_experts, args.n_blocks, middle, before[j]);
-    }
+  if (args.n_experts <= PLACE_THREADS) {
+    uint counts[1];
+    uint before[1];
+    plan_owned_counts<1>(args, bcnt, part.block, thread_index, counts, before);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    plan_place_part<1>(args, part, counts, before, thread_index, group, n_groups, lane, simd, partial, pool, eoff,
+                       tiles, stok, sw, pos, meta);
+  } else {
+    uint counts[PLACE_OWNED];
+    uint before[PLACE_OWNED];
+    plan_owned_counts<PLACE_OWNED>(args, bcnt, part.block, thread_index, counts, before);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    plan_place_part<PLACE_OWNED>(args, part, counts, before, thread_index, group, n_groups, lane, simd, partial, pool,
+                                 eoff, tiles, stok, sw, pos, meta);
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  plan_place_part(args, ids, weights, counts, before, thread_index, group, n_groups, lane, simd, partial, pool, eoff,
-                  tiles, stok, sw, pos, meta);
 }
 
 [[kernel, max_total_threads_per_threadgroup(PLACE_THREADS)]] void mm_place_from_offsets(
@@ -251,24 +302,21 @@ METAL_FUNC void plan_clear_place(uint n_experts, uint thread_index, threadgroup 
     uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
   threadgroup uint partial[128];
   threadgroup uint4 pool[PLAN_POOL];
+  const PlacePart part = plan_read_part(args, ids, weights, thread_index, group, n_groups);
   plan_clear_place(args.n_experts, thread_index, pool);
-  uint first;
-  const uint owned = plan_owned<PLACE_THREADS>(args, thread_index, first);
-  const uint share = plan_div_up(args.n_experts, PLACE_THREADS);
-  const uint block = min(group / plan_parts(n_groups, args.n_blocks), args.n_blocks - 1);
-  const ulong last = ulong(args.n_blocks - 1) * args.n_experts;
-  const ulong mine = ulong(block) * args.n_experts;
-  uint counts[PLACE_OWNED];
-  uint before[PLACE_OWNED];
-  for (uint j = 0; j < PLACE_OWNED; ++j) {
-    counts[j] = 0;
-    before[j] = 0;
-    if (j < share && j < owned) {
-      counts[j] = boff[last + first + j] + bcnt[last + first + j];
-      before[j] = boff[mine + first + j];
-    }
+  if (args.n_experts <= PLACE_THREADS) {
+    uint counts[1];
+    uint before[1];
+    plan_owned_offsets<1>(args, bcnt, boff, part.block, thread_index, counts, before);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    plan_place_part<1>(args, part, counts, before, thread_index, group, n_groups, lane, simd, partial, pool, eoff,
+                       tiles, stok, sw, pos, meta);
+  } else {
+    uint counts[PLACE_OWNED];
+    uint before[PLACE_OWNED];
+    plan_owned_offsets<PLACE_OWNED>(args, bcnt, boff, part.block, thread_index, counts, before);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    plan_place_part<PLACE_OWNED>(args, part, counts, before, thread_index, group, n_groups, lane, simd, partial, pool,
+                                 eoff, tiles, stok, sw, pos, meta);
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  plan_place_part(args, ids, weights, counts, before, thread_index, group, n_groups, lane, simd, partial, pool, eoff,
-                  tiles, stok, sw, pos, meta);
 }

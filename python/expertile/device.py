@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from expertile import _core
 from expertile._core import Device, DeviceStatus
+from expertile.nvrtc import load_nvrtc
 
 __all__ = ["Device", "DeviceStatus", "list_devices", "open_device"]
 
@@ -14,6 +15,7 @@ def list_devices() -> list[DeviceStatus]:
     >>> {d.kind: d.present for d in list_devices()}["emulator"]
     True
     """
+    load_nvrtc()
     return list(_core.list_devices())
 
 
@@ -35,4 +37,5 @@ def open_device(
     """
     if kind is None:
         kind = next(status.kind for status in list_devices() if status.present)
+    load_nvrtc()
     return _core.open_device(kind, threads=threads, order=order, seed=seed, guard=guard)
