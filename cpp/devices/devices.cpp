@@ -7,18 +7,27 @@
 #include "expertile/error.h"
 
 namespace expertile {
+namespace {
+
+constexpr const char* kNoMetal = "this version has no Metal device yet";
+
+}  // namespace
 
 std::vector<DeviceStatus> list_devices() {
-  return {cuda_status(), cpu_status(), {"emulator", true, "the Metal kernels, compiled by the host's C++ compiler"}};
+  return {{"metal", false, kNoMetal},
+          cuda_status(),
+          cpu_status(),
+          {"emulator", true, "the Metal kernels, compiled by the host's C++ compiler"}};
 }
 
 std::shared_ptr<Device> open_device(const std::string& kind, const DeviceOptions& options) {
   if (options.threads < 0)
     throw std::invalid_argument(expected_got("open_device: threads", "0 or more", options.threads));
+  if (kind == "metal") throw DeviceError(expected_got("open_device", "a device that is present", kNoMetal));
   if (kind == "cuda") return make_cuda_device(options);
   if (kind == "cpu") return make_cpu_device(options);
   if (kind == "emulator") return emulator::make_emulator_device(options);
-  throw std::invalid_argument(expected_got("open_device", "a kind of device: cuda, cpu, emulator", kind));
+  throw std::invalid_argument(expected_got("open_device", "a kind of device: metal, cuda, cpu, emulator", kind));
 }
 
 }  // namespace expertile
