@@ -347,7 +347,8 @@ class Window:
     @property
     def seconds(self) -> dict[str, float]:
         """Device seconds by step since the window was made (with profile=True, or of steps run by themselves)."""
-        return dict(self._core.seconds())
+        with self._lock:  # a layer that runs adds to them
+            return dict(self._core.seconds())
 
     @property
     def saturated(self) -> int:
