@@ -2,55 +2,30 @@
 //
 // The blocks of 1,024 entries are what the arrays speak of; here a thread takes a run of blocks and carries its offsets
 // from one to the next, so that only the first block of a run looks at the counts before it.
-//
-// Entries are scattered as pairs (token, weight) of 8 bytes and the pairs split into the two row arrays afterwards: one
-// open cache line and page an expert instead of two. Entries go by fours, so that ids, weights and positions move in
-// whole words; four with a skipped one among them go singly.
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <unordered_map>
 
 #include "args.h"
 #include "devices/cpu/native.h"
 #include "devices/cpu/plan.h"
+#include "devices/cpu/plan_rows.h"
 #include "devices/cpu/thread_pool.h"
 
 namespace expertile {
 namespace {
 
-using args::PlanArgs;
-using u32 = std::uint32_t;
-using i32 = std::int32_t;
-using u64 = std::uint64_t;
-using Int4 = i32 __attribute__((vector_size(16)));
-using Long2 = u64 __attribute__((vector_size(16)));
+using namespace plan_rows;
 
-static_assert(std::endian::native == std::endian::little, "pairs are taken apart by shifts");
-
-constexpr std::size_t kBlock = EXPERTILE_BLOCK_ENTRIES;
 constexpr std::size_t kRunBlocks = 8;     // fewer blocks a thread are not worth waking it
 constexpr std::size_t kRunColumns = 256;  // experts a thread walks through all blocks, the same
 constexpr std::size_t kRunRows = 8192;
-constexpr u64 kPaddingPair = 0xFFFFFFFFu;  // token -1, weight +0
 
 struct Tile {
   u32 expert, first_row, rows, zero;
 };
 
-struct RowArrays {
-  i32* token = nullptr;
-  float* weight = nullptr;
-};
-
 std::size_t round_up(std::size_t value, std::size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-template <class Vector>
-Vector load(const void* from) {
-  Vector value;
-  std::memcpy(&value, from, sizeof(value));
-  return value;
-}
 
 // f(e) for 0..n-1, by sixteens: a fixed count is what compilers turn into vector code at -O2.
 template <class Body>
@@ -63,6 +38,22 @@ inline void for_each_expert(std::size_t from, std::size_t to, Body&& f) {
 
 void add(u32* __restrict sum, const u32* __restrict counts, std::size_t n) {
   for_each_expert(0, n, [=](std::size_t e) { sum[e] += counts[e]; });
+}
+
+// The sums over `n_blocks` rows of n counts, sixteen experts at a time in registers.
+void sum_counts(const u32* counts, std::size_t n_blocks, std::size_t n, u32* sums) {
+  std::size_t e = 0;
+  for (; e + 16 <= n; e += 16) {
+    Int4 sum[4] = {};
+    for (std::size_t b = 0; b < n_blocks; ++b) {
+      for (std::size_t j = 0; j < 4; ++j) sum[j] += load<Int4>(counts + b * n + e + 4 * j);
+    }
+    std::memcpy(sums + e, sum, sizeof(sum));
+  }
+  for (; e < n; ++e) {
+    sums[e] = 0;
+    for (std::size_t b = 0; b < n_blocks; ++b) sums[e] += counts[b * n + e];
+  }
 }
 
 void count_block(const PlanArgs& a, const i32* __restrict ids, std::size_t block, u32* __restrict counts) {
@@ -141,96 +132,6 @@ void pad(const PlanArgs& a, const u32* totals, const u32* expert_offset, RowArra
   }
 }
 
-// Padding into every expert's last tile, a fixed count by twos; the entries then overwrite what is theirs.
-void pad_pairs(const PlanArgs& a, const u32* expert_offset, u64* pairs) {
-  const Long2 two = {kPaddingPair, kPaddingPair};
-  for (u32 e = 0; e < a.n_experts; ++e) {
-    const u32 end = expert_offset[e + 1];
-    if (end == expert_offset[e]) continue;
-    u32 row = end - a.tile_rows;
-    for (; row + 2 <= end; row += 2) std::memcpy(pairs + row, &two, sizeof(two));
-    if (row < end) pairs[row] = kPaddingPair;
-  }
-}
-
-void split_pairs(const u64* __restrict pairs, std::size_t from, std::size_t to, RowArrays rows) {
-  std::size_t r = from;
-  for (; r + 4 <= to; r += 4) {
-    const Int4 low = load<Int4>(pairs + r), high = load<Int4>(pairs + r + 2);
-    const Int4 tokens = __builtin_shufflevector(low, high, 0, 2, 4, 6);
-    const Int4 weights = __builtin_shufflevector(low, high, 1, 3, 5, 7);
-    std::memcpy(rows.token + r, &tokens, sizeof(tokens));
-    std::memcpy(rows.weight + r, &weights, sizeof(weights));
-  }
-  for (; r < to; ++r) {
-    const u32 words[2] = {static_cast<u32>(pairs[r]), static_cast<u32>(pairs[r] >> 32)};
-    std::memcpy(rows.token + r, &words[0], 4);
-    std::memcpy(rows.weight + r, &words[1], 4);
-  }
-}
-
-struct Entries {
-  const i32* ids;
-  const float* weights;
-  i32* position;
-  RowArrays rows;
-  u64* pairs;
-};
-
-// Out of line: in the loop over fours its registers are worth more than its calls.
-[[gnu::noinline]] void place_singly(const Entries& entries, u32 n_experts, std::size_t from, std::size_t to, Int4 token,
-                                    u32* next) {
-  for (std::size_t i = from; i < to; ++i) {
-    const u32 expert = static_cast<u32>(entries.ids[i]);
-    i32 row = -1;
-    if (expert < n_experts) {
-      row = static_cast<i32>(next[expert]++);
-      entries.pairs[row] = u64{load<u32>(entries.weights + i)} << 32 | static_cast<u32>(token[i - from]);
-    }
-    entries.position[i] = row;
-  }
-}
-
-// The entries of blocks from..to-1 to their pairs; `next`: the next row of each expert, at block `from` to begin with.
-void place_blocks(const PlanArgs& a, const Entries& entries, std::size_t from, std::size_t to, u32* __restrict next) {
-  const i32* __restrict ids = entries.ids;
-  const float* __restrict weights = entries.weights;
-  i32* __restrict position = entries.position;
-  u64* __restrict pairs = entries.pairs;
-  const u32 n_experts = a.n_experts;
-  const std::size_t begin = from * kBlock, end = std::min<std::size_t>(a.n_entries, to * kBlock);
-  const i32 k = static_cast<i32>(a.top_k), token_step = 4 / k, slot_step = 4 % k;
-  Int4 token{}, slot{};
-  for (std::size_t j = 0; j < 4; ++j) {
-    token[j] = static_cast<i32>((begin + j) / a.top_k);
-    slot[j] = static_cast<i32>((begin + j) % a.top_k);
-  }
-  std::size_t i = begin;
-  for (; i + 4 <= end; i += 4) {
-    const u64 low = load<u64>(ids + i), high = load<u64>(ids + i + 2);
-    const u32 e0 = static_cast<u32>(low), e1 = static_cast<u32>(low >> 32);
-    const u32 e2 = static_cast<u32>(high), e3 = static_cast<u32>(high >> 32);
-    if (e0 < n_experts && e1 < n_experts && e2 < n_experts && e3 < n_experts) [[likely]] {
-      const u32 r0 = next[e0]++, r1 = next[e1]++, r2 = next[e2]++, r3 = next[e3]++;
-      const Int4 rows = {static_cast<i32>(r0), static_cast<i32>(r1), static_cast<i32>(r2), static_cast<i32>(r3)};
-      std::memcpy(position + i, &rows, sizeof(rows));
-      const Int4 weight = load<Int4>(weights + i);
-      const auto first = std::bit_cast<Long2>(__builtin_shufflevector(token, weight, 0, 4, 1, 5));
-      const auto second = std::bit_cast<Long2>(__builtin_shufflevector(token, weight, 2, 6, 3, 7));
-      pairs[r0] = first[0];
-      pairs[r1] = first[1];
-      pairs[r2] = second[0];
-      pairs[r3] = second[1];
-    } else {
-      place_singly(entries, n_experts, i, i + 4, token, next);
-    }
-    const Int4 wraps = slot + slot_step >= k;  // -1 where the next slot is one of the next token
-    token = token + token_step - wraps;
-    slot = slot + slot_step - (wraps & k);
-  }
-  place_singly(entries, n_experts, i, end, token, next);
-}
-
 u64* pairs_of(const PlanArgs& a, ThreadPool& pool, std::size_t words_before, u32** words) {
   const std::size_t bytes = round_up(words_before * sizeof(u32), 64);
   std::byte* memory = pool.shared_scratch(bytes + std::size_t{a.max_rows} * sizeof(u64));
@@ -267,12 +168,9 @@ void place_from_counts(const PlanArgs& a, bool count, Entries entries, u32* bloc
   const auto next_of = [&](std::size_t run) { return totals + (run + 1) * stride; };
   const auto first_of = [&](std::size_t run) { return a.n_blocks * run / runs; };
   pool.run(runs, [&](std::size_t run, int) {
-    u32* sum = next_of(run);
-    std::fill_n(sum, n, 0u);
-    for (std::size_t b = first_of(run); b < first_of(run + 1); ++b) {
-      if (count) count_block(a, entries.ids, b, block_count + b * n);
-      add(sum, block_count + b * n, n);
-    }
+    const std::size_t first = first_of(run), last = first_of(run + 1);
+    for (std::size_t b = first; count && b < last; ++b) count_block(a, entries.ids, b, block_count + b * n);
+    sum_counts(block_count + first * n, last - first, n, next_of(run));
   });
   std::fill_n(totals, n, 0u);
   for (std::size_t run = 0; run < runs; ++run) {
@@ -285,9 +183,10 @@ void place_from_counts(const PlanArgs& a, bool count, Entries entries, u32* bloc
   }
   finish(a, totals, expert_offset, tiles, meta);
   pad_pairs(a, expert_offset, entries.pairs);
+  const auto place = meta[EXPERTILE_META_KEPT] == a.n_entries ? place_kept : place_blocks;
   pool.run(runs, [&](std::size_t run, int) {
     add(next_of(run), expert_offset, n);
-    place_blocks(a, entries, first_of(run), first_of(run + 1), next_of(run));
+    place(a, entries, first_of(run), first_of(run + 1), next_of(run));
   });
   split_rows(entries, expert_offset[n], pool);
 }

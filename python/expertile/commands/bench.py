@@ -172,7 +172,7 @@ def show_plan(rows: list[dict[str, Any]], variants: list[str]) -> None:
         by_kernel = {(row["variant"], row["kernel"]): row for row in some}
         by_peer = {row["peer"]: row for row in some if "peer" in row}
         line = [n_tokens, some[0]["blocks"], f"{some[0]['padded_rows']:,}", f"{some[0]['padded_ratio']:.2f}"]
-        line += [f"{by_kernel[key]['us']:.2f}" for key in kernels]
+        line += [f"{by_kernel[key]['us']:.2f}" if key in by_kernel else "-" for key in kernels]
         line += [f"{by_kernel[variant, 'total']['us']:.2f}" for variant in variants]
         lines.append(line + [f"{by_peer[peer]['peer_us']:.1f}" for peer in peers])
         detail += [plan_line(by_kernel[variant, "total"], some) for variant in variants]

@@ -1,0 +1,55 @@
+// plan_rows.h: from entries to rows, the scatter of the native plan.
+//
+// Entries are scattered as pairs (token, weight) of 8 bytes and the pairs split into the two row arrays afterwards: one
+// open cache line and page an expert instead of two. Entries go by fours, so that ids, weights and positions move in
+// whole words; four with a skipped one among them go singly.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "args.h"
+
+namespace expertile::plan_rows {
+
+using args::PlanArgs;
+using u32 = std::uint32_t;
+using i32 = std::int32_t;
+using u64 = std::uint64_t;
+using Int4 = i32 __attribute__((vector_size(16)));
+
+inline constexpr std::size_t kBlock = EXPERTILE_BLOCK_ENTRIES;
+
+template <class Vector>
+Vector load(const void* from) {
+  Vector value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+struct RowArrays {
+  i32* token = nullptr;
+  float* weight = nullptr;
+};
+
+struct Entries {
+  const i32* ids;
+  const float* weights;
+  i32* position;
+  RowArrays rows;
+  u64* pairs;
+};
+
+// Padding into every expert's last tile; the entries then overwrite what is theirs.
+void pad_pairs(const PlanArgs& a, const u32* expert_offset, u64* pairs);
+
+// The entries of blocks from..to-1 to their pairs; `next`: the next row of each expert, at block `from` to begin with.
+void place_blocks(const PlanArgs& a, const Entries& entries, std::size_t from, std::size_t to, u32* next);
+// The same where the counts say that every entry is kept.
+void place_kept(const PlanArgs& a, const Entries& entries, std::size_t from, std::size_t to, u32* next);
+
+// Rows from..to-1 of the pairs into the two arrays.
+void split_pairs(const u64* pairs, std::size_t from, std::size_t to, RowArrays rows);
+
+}  // namespace expertile::plan_rows
