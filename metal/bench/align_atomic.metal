@@ -12,7 +12,7 @@
 [[kernel, max_total_threads_per_threadgroup(PLAN_THREADS)]] void align_count(
     constant PlanArgs& args [[buffer(0)]], const device int* ids [[buffer(1)]], device uint* next [[buffer(2)]],
     device int* tile_expert [[buffer(3)]], device int* row_entry [[buffer(4)]], device uint* n_rows [[buffer(5)]],
-    uint thread_index [[thread_position_in_threadgroup]], uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
   threadgroup uint partial[128];
   threadgroup atomic_uint counts[PLAN_MAX_EXPERTS];
@@ -57,7 +57,7 @@
                                                                    const device int* ids [[buffer(1)]],
                                                                    device atomic_uint* next [[buffer(2)]],
                                                                    device int* row_entry [[buffer(3)]],
-                                                                   uint thread_index [[thread_position_in_threadgroup]],
+                                                                   uint thread_index [[thread_index_in_threadgroup]],
                                                                    uint group [[threadgroup_position_in_grid]]) {
   const uint entry = group * 256 + thread_index;
   const uint expert = plan_expert(args, ids, entry);

@@ -3,9 +3,11 @@
 #include "quant.h"
 
 template <typename Format>
-[[kernel, max_total_threads_per_threadgroup(256)]] void dequantize(
-    constant DequantizeArgs& args [[buffer(0)]], const device uchar* w [[buffer(1)]], device float* y [[buffer(2)]],
-    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_position_in_threadgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(256)]] void dequantize(constant DequantizeArgs& args [[buffer(0)]],
+                                                                   const device uchar* w [[buffer(1)]],
+                                                                   device float* y [[buffer(2)]],
+                                                                   uint group [[threadgroup_position_in_grid]],
+                                                                   uint thread_index [[thread_index_in_threadgroup]]) {
   const ulong first = (ulong(group) * 256 + thread_index) * 8;
   if (first >= args.n_values) {
     return;

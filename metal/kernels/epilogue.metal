@@ -32,7 +32,7 @@ METAL_FUNC half4 swiglu4(float4 g, float4 u, thread uint& count) {
     constant ElementArgs& args [[buffer(0)]], const device uint* meta [[buffer(1)]],
     const device int* stok [[buffer(2)]], const device float* g [[buffer(3)]], const device float* u [[buffer(4)]],
     device half* h [[buffer(5)]], device atomic_uint* saturated [[buffer(6)]],
-    uint row [[threadgroup_position_in_grid]], uint thread_index [[thread_position_in_threadgroup]]) {
+    uint row [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   if (row >= meta[EXPERTILE_META_ROWS]) {
     return;
   }
@@ -51,7 +51,7 @@ METAL_FUNC half4 swiglu4(float4 g, float4 u, thread uint& count) {
     constant ElementArgs& args [[buffer(0)]], const device uint* meta [[buffer(1)]],
     const device int* stok [[buffer(2)]], const device float* g [[buffer(3)]], const device float* u [[buffer(4)]],
     device half* h [[buffer(5)]], device atomic_uint* saturated [[buffer(6)]],
-    uint row [[threadgroup_position_in_grid]], uint thread_index [[thread_position_in_threadgroup]]) {
+    uint row [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   if (row >= meta[EXPERTILE_META_ROWS]) {
     return;
   }
@@ -77,7 +77,7 @@ METAL_FUNC half4 swiglu4(float4 g, float4 u, thread uint& count) {
 [[kernel, max_total_threads_per_threadgroup(256)]] void swiglu_h(
     constant ElementArgs& args [[buffer(0)]], const device float* gsh [[buffer(1)]],
     const device float* ush [[buffer(2)]], device half* hh [[buffer(3)]], device atomic_uint* saturated [[buffer(4)]],
-    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_position_in_threadgroup]]) {
+    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   const uint column = group.x * 256 + thread_index;
   if (group.y >= args.n_rows || column >= args.n_cols) {
     return;
@@ -91,7 +91,7 @@ METAL_FUNC half4 swiglu4(float4 g, float4 u, thread uint& count) {
 [[kernel, max_total_threads_per_threadgroup(VECTOR_THREADS)]] void swiglu_h_v4(
     constant ElementArgs& args [[buffer(0)]], const device float* gsh [[buffer(1)]],
     const device float* ush [[buffer(2)]], device half* hh [[buffer(3)]], device atomic_uint* saturated [[buffer(4)]],
-    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_position_in_threadgroup]]) {
+    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   const uint column = (group.x * VECTOR_THREADS + thread_index) * 4;
   if (group.y >= args.n_rows || column >= args.n_cols) {
     return;
@@ -133,7 +133,7 @@ METAL_FUNC void write_streams(float out, const device float* inject, uint n_stre
 [[kernel, max_total_threads_per_threadgroup(256)]] void mm_combine(
     constant CombineArgs& args [[buffer(0)]], const device int* pos [[buffer(1)]], const device float* sw [[buffer(2)]],
     const device float* y [[buffer(3)]], device float* routed [[buffer(4)]],
-    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_position_in_threadgroup]]) {
+    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   const uint column = group.x * 256 + thread_index;
   if (group.y >= args.n_tokens || column >= args.dim) {
     return;
@@ -146,7 +146,7 @@ METAL_FUNC void write_streams(float out, const device float* inject, uint n_stre
     constant OutArgs& args [[buffer(0)]], const device float* routed [[buffer(1)]],
     const device float* ys [[buffer(2)]], const device float* sgv [[buffer(3)]],
     const device float* inject [[buffer(4)]], device float* x [[buffer(5)]],
-    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_position_in_threadgroup]]) {
+    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   const uint column = group.x * 256 + thread_index;
   const ulong token = group.y;
   if (token >= args.n_tokens || column >= args.dim) {
@@ -162,7 +162,7 @@ METAL_FUNC void write_streams(float out, const device float* inject, uint n_stre
     constant CombineOutArgs& args [[buffer(0)]], const device int* pos [[buffer(1)]],
     const device float* sw [[buffer(2)]], const device float* y [[buffer(3)]], const device float* ys [[buffer(4)]],
     const device float* sgv [[buffer(5)]], const device float* inject [[buffer(6)]], device float* x [[buffer(7)]],
-    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_position_in_threadgroup]]) {
+    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   const uint column = group.x * 256 + thread_index;
   const ulong token = group.y;
   if (token >= args.n_tokens || column >= args.dim) {
@@ -229,7 +229,7 @@ METAL_FUNC void write_stream_columns(float4 out, const device float* inject, uin
 [[kernel, max_total_threads_per_threadgroup(VECTOR_THREADS)]] void mm_combine_v4(
     constant CombineArgs& args [[buffer(0)]], const device int* pos [[buffer(1)]], const device float* sw [[buffer(2)]],
     const device float* y [[buffer(3)]], device float* routed [[buffer(4)]],
-    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_position_in_threadgroup]]) {
+    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   const uint column = (group.x * VECTOR_THREADS + thread_index) * 4;
   if (group.y >= args.n_tokens || column >= args.dim) {
     return;
@@ -249,7 +249,7 @@ METAL_FUNC void write_stream_columns(float4 out, const device float* inject, uin
     constant OutArgs& args [[buffer(0)]], const device float* routed [[buffer(1)]],
     const device float* ys [[buffer(2)]], const device float* sgv [[buffer(3)]],
     const device float* inject [[buffer(4)]], device float* x [[buffer(5)]],
-    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_position_in_threadgroup]]) {
+    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   const uint column = (group.x * VECTOR_THREADS + thread_index) * 4;
   const ulong token = group.y;
   if (token >= args.n_tokens || column >= args.dim) {
@@ -276,7 +276,7 @@ METAL_FUNC void write_stream_columns(float4 out, const device float* inject, uin
     constant CombineOutArgs& args [[buffer(0)]], const device int* pos [[buffer(1)]],
     const device float* sw [[buffer(2)]], const device float* y [[buffer(3)]], const device float* ys [[buffer(4)]],
     const device float* sgv [[buffer(5)]], const device float* inject [[buffer(6)]], device float* x [[buffer(7)]],
-    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_position_in_threadgroup]]) {
+    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   const uint column = (group.x * VECTOR_THREADS + thread_index) * 4;
   const ulong token = group.y;
   if (token >= args.n_tokens || column >= args.dim) {

@@ -42,7 +42,7 @@ METAL_FUNC void gather_row(const device T* x, int token, uint length, uint threa
 [[kernel, max_total_threads_per_threadgroup(GATHER_THREADS)]] void mm_gather(
     constant GatherArgs& args [[buffer(0)]], const device uint* meta [[buffer(1)]],
     const device int* stok [[buffer(2)]], const device float* x [[buffer(3)]], device float* rows [[buffer(4)]],
-    uint row [[threadgroup_position_in_grid]], uint thread_index [[thread_position_in_threadgroup]]) {
+    uint row [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   if (row >= meta[EXPERTILE_META_ROWS]) {
     return;
   }
@@ -59,7 +59,7 @@ METAL_FUNC void gather_row(const device T* x, int token, uint length, uint threa
 [[kernel, max_total_threads_per_threadgroup(GATHER_THREADS)]] void mm_gather_h(
     constant GatherArgs& args [[buffer(0)]], const device uint* meta [[buffer(1)]],
     const device int* stok [[buffer(2)]], const device half* xh [[buffer(3)]], device half* rows [[buffer(4)]],
-    uint row [[threadgroup_position_in_grid]], uint thread_index [[thread_position_in_threadgroup]]) {
+    uint row [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   if (row >= meta[EXPERTILE_META_ROWS]) {
     return;
   }

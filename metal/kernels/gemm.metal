@@ -53,7 +53,7 @@ template <typename Format, uint M, uint N, uint K, uint S>
 [[kernel, max_total_threads_per_threadgroup(S * 32)]] void gemm_dense(
     constant GemmArgs& args [[buffer(0)]], const device half* xh [[buffer(1)]], const device uchar* w [[buffer(2)]],
     device float* y [[buffer(3)]], uint2 group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_position_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+    uint thread_index [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(K == EXPERTILE_TILE_INNER, "the inner step");
   threadgroup float4 pool[TilePool<half, M, N>::words];
   const uint row = group.y * M;
@@ -74,7 +74,7 @@ template <uint M, uint N, uint K, uint S>
 [[kernel, max_total_threads_per_threadgroup(S * 32)]] void gemm_dense_fp32(
     constant GemmArgs& args [[buffer(0)]], const device float* x [[buffer(1)]], const device uchar* w [[buffer(2)]],
     device float* y [[buffer(3)]], uint2 group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_position_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+    uint thread_index [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(K == EXPERTILE_TILE_INNER, "the inner step");
   threadgroup float4 pool[TilePool<float, M, N>::words];
   const uint row = group.y * M;
@@ -94,7 +94,7 @@ template <typename Format, uint M, uint N, uint K, uint S>
     constant GemmArgs& args [[buffer(0)]], const device half* xh [[buffer(1)]],
     const device ExpertPointer* table [[buffer(2)]], const device float* expert_scale [[buffer(3)]],
     const device uint4* tiles [[buffer(4)]], const device uint* meta [[buffer(5)]], device float* y [[buffer(6)]],
-    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_position_in_threadgroup]],
+    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(K == EXPERTILE_TILE_INNER, "the inner step");
   threadgroup float4 pool[TilePool<half, M, N>::words];
@@ -117,7 +117,7 @@ template <typename Format, uint M, uint N, uint K, uint S>
     constant GemmArgs& args [[buffer(0)]], const device half* mixh [[buffer(1)]], const device int* stok [[buffer(2)]],
     const device ExpertPointer* table [[buffer(3)]], const device float* expert_scale [[buffer(4)]],
     const device uint4* tiles [[buffer(5)]], const device uint* meta [[buffer(6)]], device float* y [[buffer(7)]],
-    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_position_in_threadgroup]],
+    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(K == EXPERTILE_TILE_INNER, "the inner step");
   threadgroup float4 pool[TilePool<half, M, N>::words];
@@ -143,7 +143,7 @@ template <typename Format, uint M, uint N, uint K, uint S>
     constant GemmSwigluArgs& args [[buffer(0)]], const device half* xh [[buffer(1)]],
     const device uchar* w_gate [[buffer(2)]], const device uchar* w_up [[buffer(3)]], device half* hh [[buffer(4)]],
     device atomic_uint* saturated [[buffer(5)]], uint2 group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_position_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+    uint thread_index [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(K == EXPERTILE_TILE_INNER, "the inner step");
   threadgroup float4 pool[TilePool<half, M, N>::words];
   const uint row = group.y * M;
@@ -166,7 +166,7 @@ template <typename Format, uint M, uint N, uint K, uint S>
     const device float* gate_scale [[buffer(4)]], const device float* up_scale [[buffer(5)]],
     const device uint4* tiles [[buffer(6)]], const device uint* meta [[buffer(7)]], device half* h [[buffer(8)]],
     device atomic_uint* saturated [[buffer(9)]], uint2 group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_position_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+    uint thread_index [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(K == EXPERTILE_TILE_INNER, "the inner step");
   threadgroup float4 pool[TilePool<half, M, N>::words];
   const uint column = group.x * N;

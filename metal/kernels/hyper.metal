@@ -18,7 +18,7 @@
 [[kernel, max_total_threads_per_threadgroup(256)]] void gr_norm_h(
     constant NormArgs& args [[buffer(0)]], const device float* x [[buffer(1)]], const device float* gamma [[buffer(2)]],
     device half* xnh [[buffer(3)]], device float* inv_rms [[buffer(4)]], device atomic_uint* saturated [[buffer(5)]],
-    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_position_in_threadgroup]],
+    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   threadgroup float partial[8];
   if (group.x >= args.n_streams || group.y >= args.n_tokens) {
@@ -62,7 +62,7 @@
     constant NormArgs& args [[buffer(0)]], const device float* x [[buffer(1)]],
     const device float* inv_rms [[buffer(2)]], const device float* gamma [[buffer(3)]],
     const device float* w_inject [[buffer(4)]], device float* inject [[buffer(5)]],
-    uint token [[threadgroup_position_in_grid]], uint thread_index [[thread_position_in_threadgroup]],
+    uint token [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   threadgroup float partial[8];
   if (token >= args.n_tokens) {
@@ -93,10 +93,12 @@
 }
 
 // group.x = chunk of 256 columns, group.y = token.
-[[kernel, max_total_threads_per_threadgroup(256)]] void gr_epi_down(
-    constant ElementArgs& args [[buffer(0)]], const device float* lo [[buffer(1)]], device half* loh [[buffer(2)]],
-    device atomic_uint* saturated [[buffer(3)]], uint2 group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_position_in_threadgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(256)]] void gr_epi_down(constant ElementArgs& args [[buffer(0)]],
+                                                                    const device float* lo [[buffer(1)]],
+                                                                    device half* loh [[buffer(2)]],
+                                                                    device atomic_uint* saturated [[buffer(3)]],
+                                                                    uint2 group [[threadgroup_position_in_grid]],
+                                                                    uint thread_index [[thread_index_in_threadgroup]]) {
   const uint column = group.x * 256 + thread_index;
   if (group.y >= args.n_rows || column >= args.n_cols) {
     return;
@@ -114,7 +116,7 @@ template <typename Format, uint M, uint N, uint K, uint S>
     const device float* x [[buffer(3)]], const device float* inv_rms [[buffer(4)]],
     const device float* gamma [[buffer(5)]], device float* mixed [[buffer(6)]], device half* mixh [[buffer(7)]],
     device atomic_uint* saturated [[buffer(8)]], uint2 group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_position_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+    uint thread_index [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(K == EXPERTILE_TILE_INNER, "the inner step");
   threadgroup float4 pool[TilePool<half, M, N>::words];
   const uint row = group.y * M;

@@ -13,7 +13,7 @@
 [[kernel, max_total_threads_per_threadgroup(256)]] void mm_clear(constant PlanArgs& args [[buffer(0)]],
                                                                  device int* stok [[buffer(1)]],
                                                                  device float* sw [[buffer(2)]],
-                                                                 uint thread_index [[thread_position_in_threadgroup]],
+                                                                 uint thread_index [[thread_index_in_threadgroup]],
                                                                  uint group [[threadgroup_position_in_grid]]) {
   const uint row = group * 256 + thread_index;
   if (row < args.max_rows) {
@@ -25,7 +25,7 @@
 // bcnt[b, e]: entries of expert e in block b. A threadgroup a block.
 [[kernel, max_total_threads_per_threadgroup(PLAN_THREADS)]] void mm_hist(
     constant PlanArgs& args [[buffer(0)]], const device int* ids [[buffer(1)]], device uint* bcnt [[buffer(2)]],
-    uint thread_index [[thread_position_in_threadgroup]], uint block [[threadgroup_position_in_grid]]) {
+    uint thread_index [[thread_index_in_threadgroup]], uint block [[threadgroup_position_in_grid]]) {
   threadgroup atomic_uint counts[PLAN_MAX_EXPERTS];
   for (uint e = thread_index; e < args.n_experts; e += PLAN_THREADS) {
     atomic_store_explicit(&counts[e], 0u, memory_order_relaxed);
@@ -77,7 +77,7 @@ METAL_FUNC void plan_count_owned(constant PlanArgs& args, const device uint* bcn
 [[kernel, max_total_threads_per_threadgroup(PLAN_THREADS)]] void mm_scan(
     constant PlanArgs& args [[buffer(0)]], const device uint* bcnt [[buffer(1)]], device uint* boff [[buffer(2)]],
     device uint* eoff [[buffer(3)]], device uint4* tiles [[buffer(4)]], device uint* meta [[buffer(5)]],
-    uint thread_index [[thread_position_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+    uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
     uint simd [[simdgroup_index_in_threadgroup]]) {
   threadgroup uint partial[128];
   threadgroup uint tile_start[PLAN_MAX_EXPERTS + 1];
@@ -91,9 +91,8 @@ METAL_FUNC void plan_count_owned(constant PlanArgs& args, const device uint* bcn
 [[kernel, max_total_threads_per_threadgroup(PLAN_THREADS)]] void mm_scan_pad(
     constant PlanArgs& args [[buffer(0)]], const device uint* bcnt [[buffer(1)]], device uint* boff [[buffer(2)]],
     device uint* eoff [[buffer(3)]], device uint4* tiles [[buffer(4)]], device int* stok [[buffer(5)]],
-    device float* sw [[buffer(6)]], device uint* meta [[buffer(7)]],
-    uint thread_index [[thread_position_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
-    uint simd [[simdgroup_index_in_threadgroup]]) {
+    device float* sw [[buffer(6)]], device uint* meta [[buffer(7)]], uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
   threadgroup uint partial[128];
   threadgroup uint tile_start[PLAN_MAX_EXPERTS + 1];
   threadgroup ushort last_rows[PLAN_MAX_EXPERTS];
@@ -108,7 +107,7 @@ METAL_FUNC void plan_count_owned(constant PlanArgs& args, const device uint* bcn
     constant PlanArgs& args [[buffer(0)]], const device int* ids [[buffer(1)]],
     const device float* weights [[buffer(2)]], const device uint* boff [[buffer(3)]],
     const device uint* eoff [[buffer(4)]], device int* stok [[buffer(5)]], device float* sw [[buffer(6)]],
-    device int* pos [[buffer(7)]], uint thread_index [[thread_position_in_threadgroup]],
+    device int* pos [[buffer(7)]], uint thread_index [[thread_index_in_threadgroup]],
     uint block [[threadgroup_position_in_grid]]) {
   threadgroup uint experts[PLAN_THREADS];
   const uint entry = block * EXPERTILE_BLOCK_ENTRIES + thread_index;
@@ -131,7 +130,7 @@ METAL_FUNC void plan_count_owned(constant PlanArgs& args, const device uint* bcn
     constant PlanArgs& args [[buffer(0)]], const device int* ids [[buffer(1)]],
     const device float* weights [[buffer(2)]], const device uint* boff [[buffer(3)]],
     const device uint* eoff [[buffer(4)]], device int* stok [[buffer(5)]], device float* sw [[buffer(6)]],
-    device int* pos [[buffer(7)]], uint thread_index [[thread_position_in_threadgroup]],
+    device int* pos [[buffer(7)]], uint thread_index [[thread_index_in_threadgroup]],
     uint block [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
     uint simd [[simdgroup_index_in_threadgroup]]) {
   threadgroup uint4 words[PLAN_POOL];

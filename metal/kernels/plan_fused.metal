@@ -44,7 +44,7 @@ METAL_FUNC void plan_count_blocks(constant PlanArgs& args, const device int* ids
     constant PlanArgs& args [[buffer(0)]], const device int* ids [[buffer(1)]], device uint* bcnt [[buffer(2)]],
     device uint* boff [[buffer(3)]], device uint* eoff [[buffer(4)]], device uint4* tiles [[buffer(5)]],
     device int* stok [[buffer(6)]], device float* sw [[buffer(7)]], device uint* meta [[buffer(8)]],
-    uint thread_index [[thread_position_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+    uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
     uint simd [[simdgroup_index_in_threadgroup]]) {
   threadgroup uint partial[128];
   threadgroup uint shared_words[PLAN_MAX_EXPERTS + 1];  // counts of a block, then tile_start: both would not fit
@@ -61,9 +61,8 @@ METAL_FUNC void plan_count_blocks(constant PlanArgs& args, const device int* ids
     constant PlanArgs& args [[buffer(0)]], const device int* ids [[buffer(1)]],
     const device float* weights [[buffer(2)]], device uint* bcnt [[buffer(3)]], device uint* eoff [[buffer(4)]],
     device uint4* tiles [[buffer(5)]], device int* stok [[buffer(6)]], device float* sw [[buffer(7)]],
-    device int* pos [[buffer(8)]], device uint* meta [[buffer(9)]],
-    uint thread_index [[thread_position_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
-    uint simd [[simdgroup_index_in_threadgroup]]) {
+    device int* pos [[buffer(8)]], device uint* meta [[buffer(9)]], uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
   threadgroup uint partial[128];
   threadgroup uint shared_words[PLAN_MAX_EXPERTS + 1];  // counts of a block, tile_start, then the next row of an expert
   threadgroup ushort last_rows[PLAN_MAX_EXPERTS];
@@ -267,10 +266,9 @@ METAL_FUNC void plan_owned_offsets(constant PlanArgs& args, const device uint* b
     constant PlanArgs& args [[buffer(0)]], const device int* ids [[buffer(1)]],
     const device float* weights [[buffer(2)]], const device uint* bcnt [[buffer(3)]], device uint* eoff [[buffer(4)]],
     device uint4* tiles [[buffer(5)]], device int* stok [[buffer(6)]], device float* sw [[buffer(7)]],
-    device int* pos [[buffer(8)]], device uint* meta [[buffer(9)]],
-    uint thread_index [[thread_position_in_threadgroup]], uint group [[threadgroup_position_in_grid]],
-    uint n_groups [[threadgroups_per_grid]], uint lane [[thread_index_in_simdgroup]],
-    uint simd [[simdgroup_index_in_threadgroup]]) {
+    device int* pos [[buffer(8)]], device uint* meta [[buffer(9)]], uint thread_index [[thread_index_in_threadgroup]],
+    uint group [[threadgroup_position_in_grid]], uint n_groups [[threadgroups_per_grid]],
+    uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
   threadgroup uint partial[128];
   threadgroup uint4 pool[PLAN_POOL];
   const PlacePart part = plan_read_part(args, ids, weights, thread_index, group, n_groups);
@@ -297,7 +295,7 @@ METAL_FUNC void plan_owned_offsets(constant PlanArgs& args, const device uint* b
     const device float* weights [[buffer(2)]], const device uint* bcnt [[buffer(3)]],
     const device uint* boff [[buffer(4)]], device uint* eoff [[buffer(5)]], device uint4* tiles [[buffer(6)]],
     device int* stok [[buffer(7)]], device float* sw [[buffer(8)]], device int* pos [[buffer(9)]],
-    device uint* meta [[buffer(10)]], uint thread_index [[thread_position_in_threadgroup]],
+    device uint* meta [[buffer(10)]], uint thread_index [[thread_index_in_threadgroup]],
     uint group [[threadgroup_position_in_grid]], uint n_groups [[threadgroups_per_grid]],
     uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
   threadgroup uint partial[128];
