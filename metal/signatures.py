@@ -92,6 +92,7 @@ class Source:
     path: str
     declarations: list[Declaration]
     kernels: list[Kernel]
+    signatures: list[tuple[Declaration, Signature]]
 
 
 def preprocess(compiler: str, source: Path, root: Path, includes: list[Path], version: int = METAL_VERSION) -> str:
@@ -199,11 +200,13 @@ def read_source(text: str, path: str) -> Source:
     """Kernels and declarations of preprocessed text."""
     parts = list(declarations(tokenize(text, path)))
     signatures: dict[str, Signature] = {}
+    written: list[tuple[Declaration, Signature]] = []
     kernels: list[Kernel] = []
     for part in parts:
         if part.kind == "kernel":
             signature = read_signature(part)
             signatures[signature.function] = signature
+            written.append((part, signature))
             if not signature.template:
                 kernels.append(Kernel(signature.host_name or signature.function, signature.function, [], signature))
         elif part.kind == "instantiation":
@@ -213,7 +216,7 @@ def read_source(text: str, path: str) -> Source:
         if kernel.name in names:
             raise fault(kernel.signature.place, f"expected one kernel {kernel.name}, got two")
         names[kernel.name] = kernel
-    return Source(path, parts, kernels)
+    return Source(path, parts, kernels, written)
 
 
 def template_names(signature: Signature) -> list[str]:

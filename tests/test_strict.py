@@ -1,0 +1,354 @@
+"""What the strict check must refuse, each rule with a planted fault and a clean twin beside it.
+
+A case is a pair of texts that differ by the fault; `//!` marks the line that the message must name. A text without a
+kernel gets one with its line as the body.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+METAL = Path(__file__).parent.parent / "metal"
+sys.path.insert(0, str(METAL))
+
+import strict  # noqa: E402
+
+CLANG = shutil.which("clang++-19")
+needs_clang = pytest.mark.skipif(CLANG is None, reason="needs clang++-19")
+
+HEADER = "#include <metal_stdlib>\nusing namespace metal;\n"
+ARGS = "struct A { uint n; };\n"
+KERNEL = """[[kernel, max_total_threads_per_threadgroup(64)]] void f(
+    constant A& args [[buffer(0)]], const device uint* x [[buffer(1)]], device uint* y [[buffer(2)]],
+    uint t [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+    uint simd [[simdgroup_index_in_threadgroup]], uint2 group [[threadgroup_position_in_grid]]) {
+BODY
+}
+"""
+
+
+def whole(text: str) -> str:
+    """A file from a body, from `functions --- body`, or from a text that has its kernel."""
+    if "[[kernel" in text or "struct A" in text:
+        return HEADER + text
+    helpers, _, body = text.rpartition("---")
+    return HEADER + ARGS + helpers + "\n" + KERNEL.replace("BODY", body)
+
+
+def faults_of(tmp_path: Path, text: str, clang: str | None) -> str:
+    folder = tmp_path / "kernels"
+    folder.mkdir(exist_ok=True)
+    (folder / "t.metal").write_text(text)
+    return "\n".join(strict.check_file(folder / "t.metal", METAL / "include", "c++", clang))
+
+
+def check_pair(tmp_path: Path, bad: str, good: str, message: str, clang: str | None) -> None:
+    assert faults_of(tmp_path, whole(good), CLANG) == ""
+    text = whole(bad)
+    line = next(i for i, part in enumerate(text.splitlines(), 1) if "//!" in part)
+    faults = faults_of(tmp_path, text, clang)
+    assert re.search(rf"kernels/t\.metal:{line}:.*{re.escape(message)}", faults), faults
+
+
+BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+HEAD = """[[kernel, max_total_threads_per_threadgroup(64)]] void f(  //!
+    constant A& args [[buffer(0)]], device uint* y [[buffer(1)]]"""
+
+WORDS = [
+    ("double d = 1; //!", "float d = 1; y[t] = uint(d);", "a word that Metal has, got double"),
+    ("y[t] = x[t]; goto end; end: y[t] = 1; //!", "y[t] = x[t];", "got goto"),
+    ("try { y[t] = 1; } catch (int) { } //!", "y[t] = 1;", "got try"),
+    ("throw 1; //!", "return;", "got throw"),
+    ("thread uint* p = new uint; //!", "uint v; thread uint* p = &v; *p = 1;", "got new"),
+    ("thread uint* p = 0; delete p; //!", "thread uint* p = 0; y[t] = p == 0;", "got delete"),
+    ("struct V { virtual void g(); }; //!\n---", "struct V { void g(); };\n---", "got virtual"),
+    ("thread_local uint v = 1; //!", "uint v = 1; y[t] = v;", "got thread_local"),
+    ("register uint v = 1; //!", "uint v = 1; y[t] = v;", "got register"),
+    ("METAL_FUNC uint g() noexcept { return 1; } //!\n---", "METAL_FUNC uint g() { return 1; }\n---", "got noexcept"),
+    ("y[t] = std::min(x[t], 1u); //!", "y[t] = min(x[t], 1u);", "got std"),
+    ("long long v = 1; //!", "long v = 1; y[t] = uint(v);", "got long long"),
+    ("uint vertex = 1; //!", "uint corner = 1; y[t] = corner;", "got vertex, a keyword"),
+    ("y[t] = uint4(1).wx[0]; //!", "y[t] = uint4(1).zw[0];", "a swizzle of xy, xyz, zw, got .wx"),
+    ("y[t] = uint4(1).yz[0]; //!", "y[t] = uint4(1).xyz[1];", "got .yz"),
+    (
+        "threadgroup atomic_uint a[1]; atomic_store_explicit(a, 0u, memory_order_seq_cst); //!",
+        "threadgroup atomic_uint a[1]; atomic_store_explicit(a, 0u, memory_order_relaxed);",
+        "expected memory_order_relaxed",
+    ),
+    ("threadgroup atomic_float a[1]; //!", "threadgroup atomic_uint a[1];", "atomic_float in device memory"),
+    ("auto g = [](uint v) { return v; }; y[t] = g(1); //!", "uint g[1] = {1}; y[t] = g[0];", "got a lambda"),
+    (
+        "METAL_FUNC uint g(uint v) { return v; }\n---uint (*p)(uint) = g; y[t] = p(1); //!",
+        "METAL_FUNC uint g(uint v) { return v; }\n---y[t] = g(1);",
+        "got p, a pointer to a function",
+    ),
+    ("struct V { uint a; };\nstruct W : V { }; //!\n---", "struct V { uint a; };\n---", "without a base, got W"),
+    ("static uint v = 1; y[t] = v; //!", "uint v = 1; y[t] = v;", "no static variable, got one in f"),
+    ("constexpr uint four = 4; //!\n---", "constant constexpr uint four = 4;\n---", "`constant` data at namespace"),
+    ("uint counter; //!\n---", "constant uint counter = 0;\n---", "`constant` data at namespace"),
+]
+
+SPACES = [
+    ("const uint* p = x; //!", "const device uint* p = x; y[t] = *p;", "an address space at uint*, got none"),
+    ("uint v = 1; uint& r = v; r = 2; //!", "uint v = 1; thread uint& r = v; r = 2;", "an address space at uint&"),
+    (
+        "METAL_FUNC void g(uint* p) { *p = 1; } //!\n---",
+        "METAL_FUNC void g(thread uint* p) { *p = 1; }\n---",
+        "an address space at uint*, got none",
+    ),
+    ("y[t] = *(const device uint*)(x); //!", "y[t] = *reinterpret_cast<const device uint*>(x);", "reinterpret_cast"),
+    (
+        "y[t] = reinterpret_cast<threadgroup float*>(y)[0] > 1; //!",
+        "y[t] = reinterpret_cast<device float*>(y)[0] > 1;",
+        "a cast inside device, got one of y to threadgroup",
+    ),
+    (
+        "threadgroup uint a[2];\ndevice uint* p = reinterpret_cast<device uint*>(&a[1]); *p = 1; //!",
+        "threadgroup uint a[2];\nthreadgroup float* p = reinterpret_cast<threadgroup float*>(&a[1]); *p = 1;",
+        "a cast inside threadgroup, got one of a to device",
+    ),
+    (
+        "METAL_FUNC uint g(uint v) { threadgroup uint a[2]; a[v] = v; return a[0]; } //!\n---y[t] = g(t);",
+        "METAL_FUNC uint g(threadgroup uint* a, uint v) { a[v] = v; return a[0]; }\n---threadgroup uint a[2]; "
+        "y[t] = g(a, t);",
+        "in a kernel, got a function",
+    ),
+    (
+        "METAL_FUNC uint g(device uint* p) { return p[0]; }\n"
+        "METAL_FUNC uint g(threadgroup uint* p) { return p[0]; } //!\n---",
+        "METAL_FUNC uint g(device uint* p) { return p[0]; }\n"
+        "METAL_FUNC uint h(threadgroup uint* p) { return p[0]; }\n---",
+        "differ by more than an address space",
+    ),
+    (
+        "METAL_FUNC uint g(uint n) { return n ? g(n - 1) : 0; } //!\n---y[t] = g(t);",
+        "METAL_FUNC uint g(uint n) { return n; }\n---y[t] = g(t);",
+        "no recursion, got g calling itself",
+    ),
+    (
+        "METAL_FUNC uint h(uint n);\nMETAL_FUNC uint g(uint n) { return h(n); } //!\n"
+        "METAL_FUNC uint h(uint n) { return g(n); }\n---",
+        "METAL_FUNC uint h(uint n) { return n; }\nMETAL_FUNC uint g(uint n) { return h(n); }\n---",
+        "no recursion, got g calling itself",
+    ),
+]
+
+HEADS = [
+    (ARGS + HEAD.replace(" [[buffer(1)]]", ") { } //!").replace("  //!", ""), ARGS + HEAD + ") { }", "[[buffer(n)]]"),
+    (ARGS + HEAD.replace("buffer(1)", "buffer(2)") + ") { }", ARGS + HEAD + ") { }", "expected buffers 1, 2, ... in"),
+    (
+        ARGS + HEAD.replace(", max_total_threads_per_threadgroup(64)", "") + ") { }",
+        ARGS + HEAD + ") { }",
+        "expected [[max_total_threads_per_threadgroup(n)]]",
+    ),
+    (
+        ARGS + HEAD.replace("(64)", "(1056)") + ") { }",
+        ARGS + HEAD + ") { }",
+        "expected 1 to 1024 threads in f, got 1056",
+    ),
+    (ARGS + HEAD.replace("void f", "uint f") + ") { return 1; }", ARGS + HEAD + ") { }", "returns void, got uint f"),
+    (ARGS + HEAD.replace("void f", "void main") + ") { }", ARGS + HEAD + ") { }", "got main"),
+    (
+        ARGS + HEAD + "".join(f", device uint* z{i} [[buffer({i})]]" for i in range(2, 32)) + ") { }",
+        ARGS + HEAD + "".join(f", device uint* z{i} [[buffer({i})]]" for i in range(2, 31)) + ") { }",
+        "expected buffers 0 to 30 in f",
+    ),
+    (
+        ARGS + HEAD + ", uint2 g [[threadgroup_position_in_grid]], uint t [[thread_position_in_threadgroup]]) { }",
+        ARGS + HEAD + ", uint2 g [[threadgroup_position_in_grid]], uint t [[thread_index_in_threadgroup]]) { }",
+        "positions all scalar or all of one length in f, got threadgroup_position_in_grid 2",
+    ),
+    (
+        ARGS + HEAD + ", uint2 t [[thread_index_in_threadgroup]]) { }",
+        ARGS + HEAD + ", ushort t [[thread_index_in_threadgroup]]) { }",
+        "expected uint or ushort for thread_index_in_threadgroup, got uint2",
+    ),
+    (
+        ARGS + HEAD + ", int g [[threadgroup_position_in_grid]]) { }",
+        ARGS + HEAD + ", uint g [[threadgroup_position_in_grid]]) { }",
+        "expected uint or ushort for threadgroup_position_in_grid, got int",
+    ),
+    (
+        ARGS + HEAD.replace("  //!", "") + ") { }\n" + HEAD + ", device uint* z [[buffer(2)]]) { }",
+        ARGS + HEAD + ") { }\n" + HEAD.replace("void f", "void g") + ", device uint* z [[buffer(2)]]) { }",
+        "f",
+    ),
+    (
+        ARGS + HEAD.replace("  //!", "") + ") { }\nMETAL_FUNC void g(constant A& a, device uint* y) { f(a, y); } //!",
+        ARGS + HEAD + ") { }\nMETAL_FUNC void g(constant A& a, device uint* y) { y[0] = a.n; }",
+        "no call of a kernel, got g calling f",
+    ),
+    ("struct A { device uint* p; }; //!\n" + HEAD + ") { }", ARGS + HEAD + ") { }", "in A, got a pointer"),
+    ("struct A { uint n; bool b; }; //!\n" + HEAD + ") { }", ARGS + HEAD + ") { }", "in A, got bool"),
+    ("struct A { size_t n; }; //!\n" + HEAD + ") { }", "struct A { ulong n; };" + HEAD + ") { }", "in A, got size_t"),
+    ("struct A { uint3 n; }; //!\n" + HEAD + ") { }", "struct A { uint4 n; };" + HEAD + ") { }", "in A, got uint3"),
+]
+
+EARLY = "threadgroup_barrier where all threads of the threadgroup come by"
+IN_SIMD = "simd_sum where all threads of a simdgroup come by"
+UNIFORM = [
+    (f"if (t >= args.n) {{ return; }}\n{BARRIER} //!", f"if (group.x >= args.n) {{ return; }}\n{BARRIER}", EARLY),
+    (f"if (x[t] > 3) {{ return; }}\n{BARRIER} //!", f"if (x[3] <= group.y) {{ return; }}\n{BARRIER}", EARLY),
+    (f"uint n = x[group.x];\nn += t;\nif (n > 3) {{ return; }}\n{BARRIER} //!", f"{BARRIER} if (t > 3) return;", EARLY),
+    (f"if (lane == 0) {{\n{BARRIER} //!\n}}", f"if (lane == 0) {{ y[0] = 1; }} {BARRIER}", EARLY),
+    (f"if (simd == 0) {{\n{BARRIER} //!\n}}", "if (simd == 0) { y[lane] = simd_sum(lane); }", EARLY),
+    (f"if (args.n > 1) y[t] = 1; else if (t > 1) {BARRIER} //!", f"if (args.n > 1) y[t] = 1; else {BARRIER}", EARLY),
+    (
+        f"for (uint i = t; i < 64; ++i) {{\n{BARRIER} //!\n}}",
+        f"for (uint i = 0; i < args.n; ++i) {{ {BARRIER} }}",
+        EARLY,
+    ),
+    (
+        f"uint i = 0;\nwhile (i < x[t]) {{ ++i;\n{BARRIER} //!\n}}",
+        f"uint i = 0; while (i < 3) {{ ++i; {BARRIER} }}",
+        EARLY,
+    ),
+    (
+        f"uint i = t;\ndo {{ {BARRIER} //!\n}} while (++i < 9);",
+        f"uint i = 0; do {{ {BARRIER} }} while (++i < 9);",
+        EARLY,
+    ),
+    (
+        f"for (uint i = 0; i < 9; ++i) {{ {BARRIER} //!\nif (x[t + i] == 1) {{ break; }} }}",
+        f"for (uint i = 0; i < 9; ++i) {{ {BARRIER} if (x[i] == 1) {{ break; }} }}",
+        EARLY,
+    ),
+    (
+        f"for (uint i = 0; i < 9; ++i) {{ if (x[t + i] == 1) {{ continue; }}\n{BARRIER} }} //!",
+        f"for (uint i = 0; i < 9; ++i) {{ if (x[t + i] == 1) {{ y[t] = i; }} {BARRIER} }}",
+        EARLY,
+    ),
+    (
+        f"for (uint i = 0; i < 9; ++i) {{ if (x[t + i] == 1) {{ return; }} }}\n{BARRIER} //!",
+        f"for (uint i = 0; i < 9; ++i) {{ if (x[t + i] == 1) {{ break; }} }} {BARRIER}",
+        EARLY,
+    ),
+    (f"switch (t) {{ case 1: {BARRIER} //!\n}}", f"switch (args.n) {{ case 1: {BARRIER} }}", EARLY),
+    ("y[t] = t > 3 ? simd_sum(t) : 0; //!", "y[t] = args.n > 3 ? simd_sum(t) : 0;", IN_SIMD),
+    ("y[t] = t > 3 && simd_sum(t) > 0; //!", "y[t] = simd_sum(t) > 0 && t > 3;", IN_SIMD),
+    (
+        "y[t] = max(x[0], t > 3 || simd_any(t > 4) ? 1u : 0u); //!",
+        "y[t] = max(t > 3 ? 1u : 0u, simd_sum(t));",
+        "simd_any",
+    ),
+    ("if (lane > 3) { return; }\ny[t] = simd_sum(t); //!", "if (simd > 3) { return; } y[t] = simd_sum(t);", IN_SIMD),
+    (
+        f"METAL_FUNC void g(uint n) {{ if (n > 3) {{\n{BARRIER} //!\n}} }}\n---g(t);",
+        f"METAL_FUNC void g(uint n) {{ if (n > 3) {{ {BARRIER} }} }}\n---g(args.n);",
+        EARLY,
+    ),
+    (
+        f"METAL_FUNC void g() {{ {BARRIER} }}\nMETAL_FUNC void h() {{ g(); }}\n---if (t > 3) {{ return; }}\nh(); //!",
+        f"METAL_FUNC void g() {{ {BARRIER} }}\nMETAL_FUNC void h() {{ g(); }}\n---h(); if (t > 3) {{ return; }}",
+        "expected h where all threads of the threadgroup come by",
+    ),
+    (
+        "METAL_FUNC void g(uint a, thread uint& b) { b = a; }\n---uint n;\ng(t, n);\n"
+        f"if (n > 3) {{ return; }}\n{BARRIER} //!",
+        "METAL_FUNC void g(uint a, thread uint& b) { b = a; }\n---uint n; g(args.n, n);\n"
+        f"if (n > 3) {{ return; }}\n{BARRIER}",
+        EARLY,
+    ),
+    (
+        "METAL_FUNC uint g(uint a) { if (a > 3) { return 1; } return 2; }\n"
+        f"---if (g(t) == 1) {{ return; }}\n{BARRIER} //!",
+        "METAL_FUNC uint g(uint a) { if (a > 3) { return 1; } return 2; }\n"
+        f"---y[t] = g(t); if (g(args.n) == 1) {{ return; }} {BARRIER}",
+        EARLY,
+    ),
+    (
+        "struct S { uint n; METAL_FUNC bool ends() const { return n > 3; } };\n"
+        f"---S s;\ns.n = t;\nif (s.ends()) {{ return; }}\n{BARRIER} //!",
+        "struct S { uint n; METAL_FUNC bool ends() const { return n > 3; } };\n"
+        f"---S s; s.n = args.n; if (s.ends()) {{ return; }} {BARRIER}",
+        EARLY,
+    ),
+    (
+        f"device atomic_uint* a = reinterpret_cast<device atomic_uint*>(y);\n"
+        f"if (atomic_fetch_add_explicit(a, 1u, memory_order_relaxed) > 3) {{ return; }}\n{BARRIER} //!",
+        f"for (uint i = t; i < 9; ++i) {{ y[i] = 0; }} for (uint i = 0; i < 9; ++i) {{ {BARRIER} }}",
+        EARLY,
+    ),
+]
+
+TYPES = [
+    (
+        "METAL_FUNC uint h(device uint* p) { return p[0]; }\n---threadgroup uint a[2]; y[t] = h(a); //!",
+        "METAL_FUNC uint h(threadgroup uint* p) { return p[0]; }\n---threadgroup uint a[2]; y[t] = h(a);",
+        "no matching function for call to 'h'",
+    ),
+    (
+        "METAL_FUNC uint h(device uint* p) { return p[0]; }\n---uint a[2]; y[t] = h(a); //!",
+        "METAL_FUNC uint h(thread uint* p) { return p[0]; }\n---uint a[2] = {1, 2}; y[t] = h(a);",
+        "no matching function for call to 'h'",
+    ),
+    ("device uint* p = x; p[t] = 0; //!", "const device uint* p = x; y[t] = *p;", "cannot initialize a variable"),
+    ("threadgroup uint* p = y; p[t] = 0; //!", "device uint* p = y; p[t] = 0;", "cannot initialize a variable"),
+    ("x[t] = 1; //!", "y[t] = 1;", "read-only variable"),
+    ("args.n = 1; //!", "y[t] = args.n;", "cannot assign to"),
+    (
+        "constant uint four = 4;\n---four = 1; //!",
+        "constant uint four = 4;\n---y[t] = four;",
+        "cannot assign to variable",
+    ),
+    ("y[t] = as_type<uint>(ulong(t)); //!", "y[t] = as_type<uint>(float(t));", "as_type"),
+    ("y[t] = as_type<ushort>(1.0f); //!", "y[t] = as_type<ushort>(half(1.0f));", "as_type"),
+    ("y[t] = reinterpret_cast<threadgroup uint*>(y + 1)[0]; //!", "y[t] = y[1];", "reinterpret_cast"),
+    ("y[t] = min(x[t], 1); //!", "y[t] = min(x[t], 1u);", "ambiguous"),
+    ("y[t] = 1.5f; //!", "y[t] = uint(1.5f);", "implicit conversion from 'float' to 'uint'"),
+    ("uint a[args.n]; a[0] = 1; y[t] = a[0]; //!", "uint a[4]; a[0] = 1; y[t] = a[0];", "variable length array"),
+    ("threadgroup float4 a[2049]; //!", "threadgroup float4 a[2048];", "threadgroup memory of a kernel"),
+    (
+        "threadgroup uint a[8192];\nthreadgroup uchar b[1]; //!",
+        "threadgroup uint a[8191];\nthreadgroup uchar b[4];",
+        "threadgroup memory of a kernel",
+    ),
+    (
+        "struct S { uint n; METAL_FUNC uint get() const { return n; } };\n---"
+        "y[t] = reinterpret_cast<const device S*>(x)->get(); //!",
+        "struct S { uint n; METAL_FUNC uint get() const { return n; } };\n---S s; s.n = 1; y[t] = s.get();",
+        "argument to member function 'get'",
+    ),
+    ("y[t] = undeclared(t); //!", "y[t] = clz(t);", "undeclared"),
+    ("threadgroup atomic_uint a[1]; y[t] = a[0]; //!", "threadgroup uint a[1]; y[t] = a[0];", "atomic"),
+]
+
+
+@pytest.mark.parametrize(("bad", "good", "message"), [*WORDS, *SPACES, *HEADS])
+def test_refuses_what_metal_refuses(tmp_path: Path, bad: str, good: str, message: str) -> None:
+    check_pair(tmp_path, bad, good, message, None)
+
+
+@pytest.mark.parametrize(("bad", "good", "message"), UNIFORM)
+def test_refuses_what_some_threads_do_not_reach(tmp_path: Path, bad: str, good: str, message: str) -> None:
+    check_pair(tmp_path, bad, good, message, None)
+
+
+@needs_clang
+@pytest.mark.parametrize(("bad", "good", "message"), TYPES)
+def test_refuses_types_that_do_not_match(tmp_path: Path, bad: str, good: str, message: str) -> None:
+    check_pair(tmp_path, bad, good, message, CLANG)
+
+
+@needs_clang
+def test_refuses_args_that_set_bytes_does_not_take(tmp_path: Path) -> None:
+    text = HEADER + "struct A { uint n[N]; };\n" + HEAD + ") { y[0] = args.n[0]; }\n"
+    assert faults_of(tmp_path, text.replace("N", "1024"), CLANG) == ""
+    assert "args of a kernel" in faults_of(tmp_path, text.replace("N", "1025"), CLANG)
+
+
+def test_refuses_a_header_of_the_host(tmp_path: Path) -> None:
+    faults = faults_of(tmp_path, HEADER + "#include <cmath>\n" + ARGS + HEAD + ") { }\n", None)
+    assert "kernels/t.metal:3:" in faults and "cmath" in faults
+
+
+def test_kernels_are_strict() -> None:
+    clang = [] if CLANG else ["--tokens-only"]
+    result = subprocess.run([sys.executable, str(METAL / "strict.py"), *clang], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
