@@ -1,4 +1,4 @@
-"""What the README shows must run, and be right."""
+"""What the README and docs show must run, and be right."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from expertile import reference
+from expertile.cli import build_parser
 from expertile.layer_weights import LayerWeights, example_weights
 
 ROOT = Path(__file__).parent.parent
@@ -59,3 +60,13 @@ def test_example_runs(monkeypatch: Any) -> None:
 def test_two_commands_are_all_the_set_up() -> None:
     commands = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("pip install")]
     assert len(commands) == 2  # .ci/run takes them from there
+
+
+def test_commands_of_the_docs_exist() -> None:
+    text = (ROOT / "docs" / "metal.md").read_text()
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    lines += re.findall(r"`(expertile [^`]*)`", text)
+    commands = [line.split()[1:] for line in lines if line.startswith("expertile ")]
+    assert len(commands) > 9
+    for command in commands:
+        assert build_parser().parse_args(command).command == command[0]
