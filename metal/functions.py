@@ -59,13 +59,15 @@ def read_function(
 
 
 def member_names(tokens: Tokens) -> frozenset[str]:
-    """Names that are declared between the braces of a struct, outside of its functions."""
+    """Variables that are declared between the braces of a struct, outside of its functions; no constants."""
     names: set[str] = set()
     i = 0
     while i < len(tokens):
         text = tokens[i].text
-        if text in "({" and tokens[i].kind == "op":
+        if text in ("(", "{"):
             i = match_close(tokens, i)
+        elif text == "constexpr":
+            i = next((k for k in range(i, len(tokens)) if tokens[k].text == ";"), len(tokens))
         elif tokens[i].kind == "name" and i + 1 < len(tokens) and tokens[i + 1].text in (";", "[", ",", "="):
             names.add(text)
         i += 1

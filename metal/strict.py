@@ -22,6 +22,9 @@ from strict_rules import check_tokens
 
 METAL = Path(__file__).parent
 PORTABILITY = METAL / "portability"
+TENSOR = "-DEXPERTILE_METAL_TENSOR=1"
+# What the host compiles: name, version of Metal, its macros. A form that leaves a file as it was needs no check.
+FORMS = [("base", 310, ""), ("tensor", 400, TENSOR), ("tensor K4", 400, f"{TENSOR} -DEXPERTILE_METAL_K4=1")]
 MAX_MEMORY, MAX_ARGS = 32768, 4096  # bytes: of a threadgroup, of what setBytes takes
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wfloat-conversion", "-Wno-unused", "-Wno-undefined-internal"]
 WARNINGS += ["-Wno-undefined-inline", "-Wno-unknown-attributes", "-Wno-unused-parameter"]
@@ -41,7 +44,7 @@ class KernelBody(Lowering):
 def strict_text(source: Source) -> str:
     """The file for clang: every declaration, kernels' instantiations as explicit instantiations."""
     args = {signature.args.type.replace("constant", "").replace("&", "").strip() for _, signature in source.signatures}
-    text = '#include "metal_strict.h"\n'
+    text = '#include "metal_strict.h"\n#include "metal_strict_tensor.h"\n'
     for part in source.declarations:
         text += KernelBody(STRICT).lower(part.tokens) if part.kind == "kernel" else lower(part.tokens, STRICT)
     for name in sorted(args):
@@ -51,22 +54,38 @@ def strict_text(source: Source) -> str:
 
 def run_clang(clang: str, text: str) -> str:
     """clang's complaints, "" where there are none."""
-    command = [clang, "-x", "c++", "-std=c++17", "-fsyntax-only", "-nostdinc", "-fno-caret-diagnostics", *WARNINGS]
+    command = [clang, "-x", "c++", "-std=c++20", "-fsyntax-only", "-nostdinc", "-fno-caret-diagnostics", *WARNINGS]
     command += [f"-I{PORTABILITY / 'strict'}", "-"]
     result = subprocess.run(command, input=text, capture_output=True, text=True)
     return "" if result.returncode == 0 else result.stderr
 
 
-def check_file(path: Path, include: Path, compiler: str, clang: str | None) -> list[str]:
-    """Faults of one .metal file; without clang only those of the tokens."""
+def check_text(text: str, path: str, clang: str | None) -> list[str]:
+    """Faults of preprocessed text; without clang only those of the tokens."""
     try:
-        text = preprocess(compiler, path, path.parent.parent, [include, PORTABILITY / "preprocess"])
-        source = read_source(text, f"{path.parent.name}/{path.name}")
-        faults = [str(error) for error in check_tokens(source)]
+        source = read_source(text, path)
+        faults = sorted({str(error) for error in check_tokens(source)})
         complaints = run_clang(clang, strict_text(source)) if clang else ""
     except SourceError as error:
         return [str(error)]
-    return sorted(set(faults)) + ([complaints.rstrip()] if complaints else [])
+    return faults + ([complaints.rstrip()] if complaints else [])
+
+
+def check_file(path: Path, include: Path, compiler: str, clang: str | None) -> list[str]:
+    """Faults of one .metal file in every form that differs from the one before."""
+    faults: list[str] = []
+    seen: set[str] = set()
+    for form, version, macros in FORMS:
+        try:
+            folders = [include, PORTABILITY / "preprocess"]
+            text = preprocess(f"{compiler} {macros}", path, path.parent.parent, folders, version)
+        except SourceError as error:
+            return [*faults, str(error)]
+        if text not in seen:
+            found = check_text(text, f"{path.parent.name}/{path.name}", clang)
+            faults += [fault if form == "base" else f"{fault} (form {form})" for fault in found if fault not in faults]
+        seen.add(text)
+    return faults
 
 
 def main(arguments: list[str] | None = None) -> int:

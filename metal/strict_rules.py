@@ -21,7 +21,7 @@ from lowering import (
     match_close,
 )
 from signatures import Signature, Source, attributes_of, thread_count
-from uniformity import check_uniformity
+from uniformity import Flow, check_uniformity
 
 # Words of C++ that Metal does not have, or that this project keeps out of its kernels.
 BANNED = {"double", "goto", "virtual", "dynamic_cast", "typeid", "new", "delete", "throw", "try", "catch", "asm"}
@@ -174,24 +174,39 @@ def check_overloads(every: list[Function]) -> Iterator[SourceError]:
             yield fault(function.place, f"{message}, got the one of line {other.place.line} again")
 
 
+def calls_of(function: Function, every: dict[str, list[Function]]) -> Iterator[Function]:
+    """What a function may call: by name and number of arguments, through an object only methods of other structs."""
+    body = function.body
+    for i, token in enumerate(body):
+        opening = Flow.call_at(body, i) if token.text in every and token.kind == "name" else 0
+        if not opening:
+            continue
+        through = i > 0 and body[i - 1].text == "."
+        given = len(Flow.arguments(body[opening + 1 : match_close(body, opening)]))
+        for other in every[token.text]:
+            owned = other.owner not in ("", function.owner) if through else other.owner in ("", function.owner)
+            if (owned or body[i - 1].text == "::") and len(other.types) >= given:
+                yield other
+
+
 def check_recursion(every: list[Function], kernels: set[str]) -> Iterator[SourceError]:
     """No function reaches itself, and none calls a kernel."""
-    calls: dict[str, set[str]] = {}
-    places: dict[str, Token] = {}
+    named: dict[str, list[Function]] = {}
     for function in every:
-        places.setdefault(function.name, function.place)
-        called = {a.text for a, b in itertools.pairwise(function.body) if b.text in ("(", "<")}
-        calls.setdefault(function.name, set()).update(called)
-        for name in sorted(called & kernels):
-            yield fault(function.place, f"expected no call of a kernel, got {function.name} calling {name}")
-    for name in calls:
-        reached, todo = set[str](), [name]
+        named.setdefault(function.name, []).append(function)
+    calls = {id(function): list(calls_of(function, named)) for function in every}
+    for function in every:
+        for other in calls[id(function)]:
+            if other.name in kernels:
+                yield fault(function.place, f"expected no call of a kernel, got {function.name} calling {other.name}")
+        reached, todo = set[int](), [id(function)]
         while todo:
-            for other in calls.get(todo.pop(), set()) - reached:
-                reached.add(other)
-                todo.append(other)
-        if name in reached:
-            yield fault(places[name], f"expected no recursion, got {name} calling itself")
+            for other in calls[todo.pop()]:
+                if id(other) not in reached:
+                    reached.add(id(other))
+                    todo.append(id(other))
+        if id(function) in reached:
+            yield fault(function.place, f"expected no recursion, got {function.name} calling itself")
 
 
 def check_args(source: Source, signature: Signature) -> Iterator[SourceError]:

@@ -336,6 +336,74 @@ def test_refuses_types_that_do_not_match(tmp_path: Path, bad: str, good: str, me
     check_pair(tmp_path, bad, good, message, CLANG)
 
 
+METHODS = """struct In { uint n; METAL_FUNC void add(uint v) { n += v; } };
+struct Out { In in; METAL_FUNC void add(uint v) { in.add(v); } };
+template <uint N> struct Sums {
+  static constant constexpr uint count = N;
+  uint sums[N];
+  METAL_FUNC uint all() { uint sum = 0; for (uint i = 0; i < count; ++i) { sum += simd_sum(sums[i]); } return sum; }
+};
+"""
+
+
+def test_methods_of_one_name_are_no_recursion_and_constants_of_a_struct_uniform(tmp_path: Path) -> None:
+    text = METHODS + "---Out o; o.in.n = t; o.add(t); Sums<3> s; s.sums[0] = o.in.n; y[t] = s.all();"
+    assert faults_of(tmp_path, whole(text), CLANG) == ""
+    faults = faults_of(tmp_path, whole(text.replace("static constant constexpr uint count = N;", "uint count;")), None)
+    assert "expected simd_sum where all threads of a simdgroup come by" in faults
+
+
+MATMUL = """using namespace mpp::tensor_ops;
+typedef tensor<threadgroup half, dextents<int32_t, 2>> Operand;
+template <int M, int N, uint S>
+using Product = matmul2d<matmul2d_descriptor(M, N, 32, false, true, false,
+                                             matmul2d_descriptor::mode::multiply_accumulate), execution_simdgroups<S>>;
+---
+threadgroup half a[512], b[1024];
+Operand left(a, dextents<int32_t, 2>(32, 16));
+Operand right(b, dextents<int32_t, 2>(32, 32));
+Product<16, 32, 2> product;
+auto sums = product.get_destination_cooperative_tensor<Operand, Operand, float>();
+for (ushort i = 0; i < sums.get_capacity(); ++i) { sums[i] = 0.0f; }
+product.run(left, right, sums);
+"""
+MATMUL_FAULTS = [
+    (
+        "run(left, right, sums)",
+        "run(left, Operand(b, dextents<int32_t, 2>(32, 32)), sums)",
+        "no matching member function",
+    ),
+    ("tensor<threadgroup half,", "tensor<threadgroup const half,", "an operand's elements are not const"),
+    ("tensor<threadgroup half,", "tensor<constant half,", "does not lie in constant memory"),
+    ("tensor<threadgroup half,", "tensor<device half,", "no matching constructor"),
+    ("Product<16, 32, 2>", "Product<8, 24, 2>", "M or N is a multiple of 16"),
+    ("Operand, float>", "Operand, half>", "the destination is this product's"),
+    ("product.run(", "if (simd == 0) product.run(", "expected run where all threads of the threadgroup come by"),
+    (
+        "product.run(",
+        "auto fours = product.get_right_input_cooperative_tensor<half, half, float>();\nproduct.run(",
+        "operands in registers are one simdgroup's",
+    ),
+]
+
+
+@needs_clang
+@pytest.mark.parametrize(("old", "new", "message"), MATMUL_FAULTS)
+def test_refuses_misuse_of_matmul2d(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert faults_of(tmp_path, whole(MATMUL), CLANG) == ""
+    assert old in MATMUL
+    faults = faults_of(tmp_path, whole(MATMUL.replace(old, new, 1)), CLANG)
+    assert message in faults and "kernels/t.metal:" in faults
+
+
+def test_checks_every_form_of_a_file_and_names_it(tmp_path: Path) -> None:
+    body = "\n#if EXPERTILE_METAL_TENSOR\ndouble d;\n#endif\n#if EXPERTILE_METAL_K4\ngoto end;\n#endif\n"
+    faults = faults_of(tmp_path, whole(body), None).splitlines()
+    assert len(faults) == 3  # one in the tensor form, it and another in K4's
+    assert "got double (form tensor)" in faults[0]
+    assert any("got goto (form tensor K4)" in fault for fault in faults)
+
+
 @needs_clang
 def test_refuses_args_that_set_bytes_does_not_take(tmp_path: Path) -> None:
     text = HEADER + "struct A { uint n[N]; };\n" + HEAD + ") { y[0] = args.n[0]; }\n"
