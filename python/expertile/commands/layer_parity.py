@@ -164,10 +164,7 @@ def prompt_rows(window: Any, weights: Any, x: NDArray[np.float32]) -> Iterator[d
     got = window.route(0, mixed)
     yield route_row(got, want)
     shared16, shared_exact = (reference.shared(mixed, weights, operands) for operands in ("fp16", "exact"))
-    part = window.shared(0, mixed)
-    yield with_text(
-        {"step": "shared", "array": "ys", **gemm_row(part["shared_out"], shared16["down"], shared_exact["down"])}
-    )
+    yield from shared_rows(window.shared(0, mixed), shared16, shared_exact, weights)
     routed = np.random.default_rng(len(x)).standard_normal(mixed.shape, np.float32)
     side = shared16["down"].astype(np.float32)
     gate = shared16["gate_logit"].astype(np.float32)
@@ -182,6 +179,24 @@ def prompt_rows(window: Any, weights: Any, x: NDArray[np.float32]) -> Iterator[d
         **row,
         "text": f"largest relative difference {row['max_relative']:.2e}",
     }
+
+
+def shared_rows(part: Any, fp16: Any, exact: Any, weights: LayerWeights) -> Iterator[dict[str, Any]]:
+    """Gate and up; then what the device makes of its own gate and up, and of its own hidden halves.
+
+    A hidden value half a unit from the reference's may round to the neighbouring half: in a down GEMM of few inner
+    values that alone is more than the GEMM's bound.
+    """
+    for name in ("gate", "up"):
+        yield with_text({"step": "shared", "array": name, **gemm_row(part[f"shared_{name}"], fp16[name], exact[name])})
+    hidden = part["shared_hidden"]
+    gate, up = (part[f"shared_{name}"].astype(np.float64) for name in ("gate", "up"))
+    ulp = int(np.max(measure.half_ulp_distance(hidden, reference.to_half(reference.silu(gate) * up)[0]), initial=0))
+    text = f"hidden: at most {ulp} units in the last place"
+    yield {"step": "shared", "array": "hidden", "half_ulp": ulp, "ok": ulp <= 1, "text": text}
+    matrix, scale = weights.matrix("ffn_down_shexp"), weights.scale("ffn_down_shexp")
+    want = (reference.product(hidden, matrix, operands, scale) for operands in ("fp16", "exact"))
+    yield with_text({"step": "shared", "array": "ys", **gemm_row(part["shared_out"], *want)})
 
 
 def with_text(row: dict[str, Any]) -> dict[str, Any]:
