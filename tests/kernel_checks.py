@@ -212,25 +212,33 @@ def check_combine(launch: Launch, dim: int) -> Array:
     want = reference.combine_fp32(position, weight, y)
     assert np.count_nonzero(want) == (n_tokens - 1) * dim
     assert_bitwise_equal(routed, want, "routed")
+    by_four = poisoned(n_tokens, dim)
+    launch("mm_combine_v4", args, [position, weight, y, by_four], (ceil_div(dim, 640) + 1, n_tokens + 1, 1))
+    assert_bitwise_equal(by_four, want, "mm_combine_v4")
     check_out(launch, position, weight, y, routed)
     return routed
 
 
 def check_out(launch: Launch, position: Array, weight: Array, y: Array, routed: Array) -> None:
-    """moe_out within its bound, and moe_out_combine with the same bits."""
+    """moe_out within its bound; its _v4 form, and moe_out_combine in both, with the same bits."""
     rng = np.random.default_rng(13)
     (n_tokens, top_k), (_, dim), n_streams = position.shape, y.shape, 3
     shared = rng.standard_normal((n_tokens, dim)).astype(np.float32)
     scalar = 4 * rng.standard_normal(n_tokens).astype(np.float32)
     inject = 9 * rng.standard_normal((n_tokens, n_streams)).astype(np.float32)
     x = rng.standard_normal((n_tokens, n_streams, dim)).astype(np.float32)
-    apart, fused = x.copy(), x.copy()
-    grid = (ceil_div(dim, 256) + 1, n_tokens + 1, 1)
-    args = struct.pack("<III", n_tokens, n_streams, dim)
-    launch("moe_out", args, [routed, shared, scalar, inject, apart], grid)
-    args = struct.pack("<IIII", n_tokens, top_k, n_streams, dim)
-    launch("moe_out_combine", args, [position, weight, y, shared, scalar, inject, fused], grid)
-    assert_bitwise_equal(fused, apart, "moe_out_combine")
+    results = {}
+    for suffix, columns in (("", 256), ("_v4", 640)):
+        grid = (ceil_div(dim, columns) + 1, n_tokens + 1, 1)
+        results[f"moe_out{suffix}"] = written = x.copy()
+        args = struct.pack("<III", n_tokens, n_streams, dim)
+        launch(f"moe_out{suffix}", args, [routed, shared, scalar, inject, written], grid)
+        results[f"moe_out_combine{suffix}"] = fused = x.copy()
+        args = struct.pack("<IIII", n_tokens, top_k, n_streams, dim)
+        launch(f"moe_out_combine{suffix}", args, [position, weight, y, shared, scalar, inject, fused], grid)
+    apart = results["moe_out"]
+    for kernel, other in results.items():
+        assert_bitwise_equal(other, apart, kernel)
     opened = reference.sigmoid(scalar)[:, None] * shared
     out = routed.astype(np.float64) + opened
     strength = 2 * reference.sigmoid(inject.astype(np.float64) / n_streams)[:, :, None]

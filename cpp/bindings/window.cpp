@@ -136,13 +136,15 @@ Fusion fusion_from_names(const std::vector<std::string>& names) {
 
 std::shared_ptr<Window> make_window(std::shared_ptr<const Model> model, std::shared_ptr<Device> device,
                                     std::uint32_t max_tokens, const std::string& plan, const TileTuple& gate_up,
-                                    const TileTuple& down, const std::vector<std::string>& fuse, bool profile) {
+                                    const TileTuple& down, const std::optional<std::vector<std::string>>& fuse,
+                                    const std::string& elementwise, bool profile) {
   WindowOptions options;
   options.max_tokens = max_tokens;
   options.plan = plan;
   options.gate_up = {gate_up[0], gate_up[1], gate_up[2], gate_up[3]};
   options.down = {down[0], down[1], down[2], down[3]};
-  options.fusion = fusion_from_names(fuse);
+  if (fuse) options.fusion = fusion_from_names(*fuse);
+  options.elementwise = elementwise;
   options.profile = profile;
   const py::gil_scoped_release release;
   return std::make_shared<Window>(std::move(model), std::move(device), options);
@@ -154,7 +156,7 @@ void bind_window(py::module_& m) {
   const auto release = py::call_guard<py::gil_scoped_release>();
   py::class_<Window, std::shared_ptr<Window>>(m, "Window")
       .def(py::init(&make_window), py::arg("model"), py::arg("device"), py::arg("max_tokens"), py::arg("plan"),
-           py::arg("gate_up"), py::arg("down"), py::arg("fuse"), py::arg("profile"))
+           py::arg("gate_up"), py::arg("down"), py::arg("fuse"), py::arg("elementwise"), py::arg("profile"))
       .def("moe_layer", &Window::moe_layer, release, py::arg("layer"), py::arg("n_tokens"))
       .def("run_step",
            [](Window& w, const std::string& step, std::uint32_t layer, std::uint32_t n_tokens) {

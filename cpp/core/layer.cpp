@@ -8,7 +8,8 @@
 namespace expertile {
 namespace {
 
-constexpr std::uint32_t kChunk = 256;  // columns that one threadgroup of an elementwise kernel handles
+// Columns that one threadgroup of an elementwise kernel handles, and of its _v4 form.
+constexpr std::uint32_t kChunk = 256, kVectorChunk = 640;
 
 std::uint32_t ceil_div(std::uint64_t a, std::uint64_t b) { return static_cast<std::uint32_t>((a + b - 1) / b); }
 
@@ -120,6 +121,13 @@ class Builder {
     launch.grid.size = {x, y, 1};
     return launch;
   }
+  // A kernel that has a _v4 form, over columns and tokens.
+  Launch by_column(const char* step, const char* kernel, std::vector<std::byte> args, std::vector<Binding> buffers,
+                   std::uint32_t columns) const {
+    return simple(step, form(kernel).c_str(), std::move(args), std::move(buffers),
+                  ceil_div(columns, c_.vector ? kVectorChunk : kChunk), c_.n_tokens);
+  }
+  std::string form(const char* kernel) const { return std::string(kernel) + (c_.vector ? "_v4" : ""); }
   Launch by_row(const char* step, const char* kernel, std::vector<std::byte> args, std::vector<Binding> buffers) const {
     Launch launch = simple(step, kernel, std::move(args), std::move(buffers), 1, 1);
     launch.grid = indirect(EXPERTILE_META_GRID_ROWS, {static_cast<std::uint32_t>(max_rows()), 1, 1});
@@ -211,9 +219,9 @@ Launch Builder::topk() const {
 Launch Builder::swiglu() const {
   const std::uint32_t ffn = c_.config.shared_ffn;
   const std::uint64_t n = tokens() * ffn;
-  return simple("shared", "swiglu_h", pack_args(args::ElementArgs{c_.n_tokens, ffn, 1.0f, 0}),
-                {read("shared_gate", n * 4), read("shared_up", n * 4), write("shared_hidden", n * 2), saturated()},
-                ceil_div(ffn, kChunk), c_.n_tokens);
+  return by_column("shared", "swiglu_h", pack_args(args::ElementArgs{c_.n_tokens, ffn, 1.0f, 0}),
+                   {read("shared_gate", n * 4), read("shared_up", n * 4), write("shared_hidden", n * 2), saturated()},
+                   ffn);
 }
 
 std::vector<Group> Builder::plan() const {
@@ -253,7 +261,7 @@ std::vector<Group> Builder::hidden() const {
                                  read("mixed_half", tokens() * dim * 2), write("rows", rows * dim * 2)})}};
   if (fused_swiglu()) return {gather, {"gate, up and activation", {grouped_swiglu()}}};
   const Group activation = {"activation",
-                            {by_row("experts", "act_f16", pack_args(args::ElementArgs{0, ffn, 1.0f, 0}),
+                            {by_row("experts", form("act_f16").c_str(), pack_args(args::ElementArgs{0, ffn, 1.0f, 0}),
                                     {read("meta", meta), read("row_token", rows * 4), read("gate", rows * ffn * 4),
                                      read("up", rows * ffn * 4), write("hidden", rows * ffn * 2), saturated()})}};
   const bool direct = gatherless();
@@ -278,8 +286,7 @@ std::vector<Group> Builder::experts() const {
   const auto add = [&](const char* group, const char* step, const char* kernel, std::vector<std::byte> args,
                        std::vector<Binding> first, const std::vector<Binding>& last) {
     first.insert(first.end(), last.begin(), last.end());
-    groups.push_back(
-        {group, {simple(step, kernel, std::move(args), std::move(first), ceil_div(s.dim, kChunk), c_.n_tokens)}});
+    groups.push_back({group, {by_column(step, kernel, std::move(args), std::move(first), s.dim)}});
   };
   if (c_.fusion.combine) {
     add("combine and write", "hc_write", "moe_out_combine",
@@ -294,6 +301,22 @@ std::vector<Group> Builder::experts() const {
 }
 
 }  // namespace
+
+LayerForms default_forms(const std::string& device_kind) {
+  struct Row {
+    const char* kind;
+    LayerForms forms;
+  };
+  // cuda: the _v4 kernels move 1.4 times the bytes a second, and mm_combine with moe_out in one kernel spares `routed`
+  // (results/h200/epilogue.json). cpu: a native kernel serves both forms, and no fusion gains more than the spread.
+  static constexpr Row kTable[] = {
+      {"cuda", {{false, false, true}, true}},
+  };
+  for (const Row& row : kTable) {
+    if (device_kind == row.kind) return row.forms;
+  }
+  return {};
+}
 
 std::vector<Group> layer_groups(const LayerContext& context, std::vector<Binding>* inputs) {
   const Builder builder(context, inputs);

@@ -48,6 +48,13 @@ using NamedBuffers = std::map<std::string, BufferRef>;
 
 NamedBuffers make_buffers(const Config& config, const WindowOptions& options, Device& device);
 
+// The forms of a layer's kernels that are the fastest measured on a kind of device; the bits do not depend on them.
+struct LayerForms {
+  Fusion fusion;
+  bool vector = false;
+};
+LayerForms default_forms(const std::string& device_kind);
+
 struct LayerContext {
   const Config& config;
   const WindowOptions& options;
@@ -57,6 +64,7 @@ struct LayerContext {
   std::uint32_t n_tokens;
   std::string plan;  // variant
   Fusion fusion;
+  bool vector;  // the elementwise kernels take four columns a thread
 };
 
 // The groups of the whole layer, by hand, in the order a person reads. `inputs` gets what is there before it starts.

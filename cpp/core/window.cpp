@@ -70,12 +70,17 @@ struct Window::State {
     }
   }
 
+  Fusion fusion() const { return options.fusion ? *options.fusion : default_forms(device->kind()).fusion; }
+  bool vector() const {
+    return options.elementwise.empty() ? default_forms(device->kind()).vector : options.elementwise == "vector";
+  }
+
   Program build(std::uint32_t layer, std::uint32_t n_tokens, const Fusion& fusion) const {
     const std::string plan = options.plan.empty() ? default_plan(device->kind(), n_tokens) : options.plan;
     Program program;
     program.name = "layer " + std::to_string(layer);
-    program.groups =
-        layer_groups({model->config, options, layers[layer], buffers, layer, n_tokens, plan, fusion}, &program.inputs);
+    program.groups = layer_groups(
+        {model->config, options, layers[layer], buffers, layer, n_tokens, plan, fusion, vector()}, &program.inputs);
     return program;
   }
 
@@ -84,7 +89,7 @@ struct Window::State {
     auto& [built_for, program] = programs[layer];
     if (built_for != n_tokens) {
       built_for = 0;
-      program = build(layer, n_tokens, options.fusion);
+      program = build(layer, n_tokens, fusion());
       const std::vector<Fault> faults = check_program(program);
       if (!faults.empty()) {
         throw std::logic_error(expected_got("check_program: " + program.name + ": " + faults[0].where, "no fault",
@@ -129,8 +134,11 @@ Window::Window(std::shared_ptr<const Model> model, std::shared_ptr<Device> devic
     throw std::invalid_argument(expected_got(
         "Window: down tile", "the rows of the gate_up tile, " + std::to_string(options.gate_up.m), options.down.m));
   }
-  if (options.fusion.swiglu && options.fusion.gatherless) {
+  if (options.fusion && options.fusion->swiglu && options.fusion->gatherless) {
     throw std::invalid_argument(expected_got("Window: fusion", "swiglu or gatherless", "both"));
+  }
+  if (!options.elementwise.empty() && options.elementwise != "scalar" && options.elementwise != "vector") {
+    throw std::invalid_argument(expected_got("Window: elementwise", "scalar or vector", options.elementwise));
   }
   const auto& variants = plan_variants();
   if (!options.plan.empty() && std::find(variants.begin(), variants.end(), options.plan) == variants.end()) {
@@ -177,7 +185,7 @@ double Window::run_step(Step step, std::uint32_t layer, std::uint32_t n_tokens) 
 Program Window::build(std::uint32_t layer, std::uint32_t n_tokens, const std::vector<Step>& steps) const {
   state_->check_call("build", layer, n_tokens);
   if (n_tokens == 0) throw std::invalid_argument(expected_got("build", "at least 1 token", 0));
-  if (steps.empty()) return state_->build(layer, n_tokens, state_->options.fusion);
+  if (steps.empty()) return state_->build(layer, n_tokens, state_->fusion());
   Program program = state_->build(layer, n_tokens, {});
   for (Group& group : program.groups) {
     std::erase_if(group.launches, [&](const Launch& launch) {

@@ -170,9 +170,17 @@ struct Named {
 };
 
 constexpr Named kKernels[] = {
-    {"gr_norm_h", gr_norm_h},   {"gr_inject", gr_inject},  {"gr_epi_down", gr_epi_down},
-    {"swiglu_h", swiglu_h},     {"swiglu_h_v4", swiglu_h}, {"act_f16", act_f16},
-    {"act_f16_v4", act_f16},    {"moe_out", moe_out},      {"moe_out_combine", moe_out_combine},
+    {"gr_norm_h", gr_norm_h},
+    {"gr_inject", gr_inject},
+    {"gr_epi_down", gr_epi_down},
+    {"swiglu_h", swiglu_h},
+    {"swiglu_h_v4", swiglu_h},
+    {"act_f16", act_f16},
+    {"act_f16_v4", act_f16},
+    {"moe_out", moe_out},
+    {"moe_out_v4", moe_out},
+    {"moe_out_combine", moe_out_combine},
+    {"moe_out_combine_v4", moe_out_combine},
     {"route_topk", route_topk},
 };
 

@@ -291,6 +291,7 @@ NativeKernel find_native_plan(const std::string& name) {
       {"mm_gather", cpu_mm_gather},
       {"mm_gather_h", cpu_mm_gather_h},
       {"mm_combine", cpu_mm_combine},
+      {"mm_combine_v4", cpu_mm_combine},
   };
   const auto found = kernels.find(name);
   return found == kernels.end() ? nullptr : found->second;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,11 +35,13 @@ struct Fusion {
 
 struct WindowOptions {
   std::uint32_t max_tokens = 512;
-  std::string plan;      // variant; "" = the device's default
-  Tile gate_up{};        // tile of the grouped gate and up GEMMs
-  Tile down{};           // tile of the grouped down GEMM; same m
-  Fusion fusion{};       // of whole layers; a step by itself always runs the unfused kernels
-  bool profile = false;  // run every launch by itself, so that seconds() knows each step's time
+  std::string plan;  // variant; "" = the device's default
+  Tile gate_up{};    // tile of the grouped gate and up GEMMs
+  Tile down{};       // tile of the grouped down GEMM; same m
+  // Of whole layers; a step by itself always runs the unfused kernels. None = the device's default.
+  std::optional<Fusion> fusion;
+  std::string elementwise;  // "scalar", "vector" (four columns a thread, the same bits); "" = the device's default
+  bool profile = false;     // run every launch by itself, so that seconds() knows each step's time
 };
 
 // The parts of a layer that can run by themselves, in order.
