@@ -79,6 +79,21 @@ void bind_device(py::module_& m) {
            [](Device& d, const BufferRef& from, const py::array& to) {
              d.read(from, 0, contiguous_bytes(to, "Device.read", true), static_cast<std::uint64_t>(to.nbytes()));
            })
+      .def(
+          "write",
+          [](Device& d, const BufferRef& to, const py::array& from, std::uint64_t offset) {
+            d.write(to, offset, contiguous_bytes(from, "Device.write", false),
+                    static_cast<std::uint64_t>(from.nbytes()));
+          },
+          py::arg("to"), py::arg("array"), py::arg("offset") = 0)
+      .def("adopt", &Device::adopt, py::arg("address"), py::arg("bytes"))
+      .def(
+          "copy",
+          [](Device& d, const BufferRef& to, const BufferRef& from, std::uint64_t bytes) {
+            d.copy(to, 0, from, 0, bytes);
+          },
+          py::call_guard<py::gil_scoped_release>(), py::arg("to"), py::arg("from"), py::arg("bytes"))
+      .def("wait_for_caller", &Device::wait_for_caller, py::call_guard<py::gil_scoped_release>())
       .def("__repr__", [](const Device& d) { return std::string("<Device ") + d.kind() + ": " + d.name() + ">"; });
   py::class_<DeviceStatus>(m, "DeviceStatus")
       .def_readonly("kind", &DeviceStatus::kind)
@@ -87,10 +102,10 @@ void bind_device(py::module_& m) {
   m.def("list_devices", &list_devices);
   m.def(
       "open_device",
-      [](const std::string& kind, int threads, const std::string& order, std::uint64_t seed, bool guard) {
-        return open_device(kind, {threads, order, seed, guard});
-      },
-      py::arg("kind"), py::arg("threads") = 0, py::arg("order") = "", py::arg("seed") = 0, py::arg("guard") = false);
+      [](const std::string& kind, int threads, const std::string& order, std::uint64_t seed, bool guard,
+         std::optional<std::uint64_t> stream) { return open_device(kind, {threads, order, seed, guard, stream}); },
+      py::arg("kind"), py::arg("threads") = 0, py::arg("order") = "", py::arg("seed") = 0, py::arg("guard") = false,
+      py::arg("stream") = py::none());
   m.def("run_kernel", &run_kernel, py::arg("device"), py::arg("kernel"), py::arg("args"), py::arg("buffers"),
         py::arg("grid"));
   m.def("kernels", [] {

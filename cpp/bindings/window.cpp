@@ -170,6 +170,7 @@ void bind_window(py::module_& m) {
       .def("write", &write_buffer, py::arg("name"), py::arg("array"))
       .def("read", &read_buffer, py::arg("name"), py::arg("array"))
       .def("host_view", &host_view, py::arg("name"))
+      .def("buffer", &Window::buffer, py::arg("name"))
       .def("buffer_names", &Window::buffer_names)
       .def("route_faults", &Window::route_faults, release)
       .def("clear_faults", &Window::clear_faults, release)

@@ -13,6 +13,10 @@ constexpr const char* kNoMetal = "this version has no Metal device yet";
 
 }  // namespace
 
+BufferRef Device::adopt(std::uint64_t, std::uint64_t) {
+  throw std::invalid_argument(expected_got("adopt", "a device that takes a caller's memory", kind()));
+}
+
 std::vector<DeviceStatus> list_devices() {
   return {{"metal", false, kNoMetal},
           cuda_status(),
@@ -23,6 +27,9 @@ std::vector<DeviceStatus> list_devices() {
 std::shared_ptr<Device> open_device(const std::string& kind, const DeviceOptions& options) {
   if (options.threads < 0)
     throw std::invalid_argument(expected_got("open_device: threads", "0 or more", options.threads));
+  if (options.stream && kind != "cuda") {
+    throw std::invalid_argument(expected_got("open_device: " + kind, "no stream", *options.stream));
+  }
   if (kind == "metal") throw DeviceError(expected_got("open_device", "a device that is present", kNoMetal));
   if (kind == "cuda") return make_cuda_device(options);
   if (kind == "cpu") return make_cpu_device(options);

@@ -77,4 +77,19 @@ void host_read(const char* where, const BufferRef& from, std::uint64_t offset, v
   if (bytes != 0) std::memcpy(to, from->host() + offset, bytes);
 }
 
+void host_copy(const char* where, const BufferRef& to, std::uint64_t to_offset, const BufferRef& from,
+               std::uint64_t from_offset, std::uint64_t bytes) {
+  check_range(where, to, to_offset, bytes);
+  check_range(where, from, from_offset, bytes);
+  if (bytes != 0) std::memcpy(to->host() + to_offset, from->host() + from_offset, bytes);
+}
+
+BufferRef host_adopt(const char* where, std::uint64_t address, std::uint64_t bytes) {
+  if (address == 0 || bytes == 0) {
+    throw std::invalid_argument(expected_got(where, "an address and at least 1 byte",
+                                             std::to_string(bytes) + " bytes at " + std::to_string(address)));
+  }
+  return std::make_shared<HostBuffer>(where, bytes, reinterpret_cast<const std::byte*>(address), false);
+}
+
 }  // namespace expertile

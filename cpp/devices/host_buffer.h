@@ -24,6 +24,10 @@ class HostBuffer : public Buffer {
 
 // The five methods' common checks; `where` is the device's kind.
 void host_write(const char* where, const BufferRef& to, std::uint64_t offset, const void* from, std::uint64_t bytes);
+void host_copy(const char* where, const BufferRef& to, std::uint64_t to_offset, const BufferRef& from,
+               std::uint64_t from_offset, std::uint64_t bytes);
+// A caller's host memory as a buffer.
+BufferRef host_adopt(const char* where, std::uint64_t address, std::uint64_t bytes);
 void host_read(const char* where, const BufferRef& from, std::uint64_t offset, void* to, std::uint64_t bytes);
 
 }  // namespace expertile

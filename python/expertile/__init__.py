@@ -7,11 +7,14 @@
 
 from expertile._core import GGUFError, __commit__, __version__
 from expertile.device import Device, list_devices, open_device
+from expertile.device_array import DeviceArray
 from expertile.model import Model, open_gguf
-from expertile.window import RouteError, Window
+from expertile.route_error import RouteError
+from expertile.window import Window
 
 __all__ = [
     "Device",
+    "DeviceArray",
     "GGUFError",
     "Model",
     "RouteError",

@@ -20,7 +20,12 @@ def list_devices() -> list[DeviceStatus]:
 
 
 def open_device(
-    kind: str | None = None, threads: int = 0, order: str = "", seed: int = 0, guard: bool = False
+    kind: str | None = None,
+    threads: int = 0,
+    order: str = "",
+    seed: int = 0,
+    guard: bool = False,
+    stream: int | None = None,
 ) -> Device:
     """Opens a device.
 
@@ -29,8 +34,11 @@ def open_device(
     order    emulator: the order in which threads and threadgroups run, "ascending", "reversed" or "shuffled"
     seed     emulator: seed of the shuffled order
     guard    cpu, emulator: new buffers start as garbage, with guard words around them, checked after each run
+    stream   cuda: handle of the caller's CUDA stream (torch: `torch.cuda.current_stream().cuda_stream`) on which all
+             work is then put, behind what is on it already; the caller keeps it as long as the device. It names the
+             GPU, too. None = a stream of the device's own on the first GPU.
 
-    Raises ValueError for an unknown kind, RuntimeError where it is absent, saying why.
+    Raises ValueError for an unknown kind or a stream where none can be, RuntimeError where it is absent, saying why.
 
     >>> open_device("cpu", threads=1).kind
     'cpu'
@@ -38,4 +46,4 @@ def open_device(
     if kind is None:
         kind = next(status.kind for status in list_devices() if status.present)
     load_nvrtc()
-    return _core.open_device(kind, threads=threads, order=order, seed=seed, guard=guard)
+    return _core.open_device(kind, threads=threads, order=order, seed=seed, guard=guard, stream=stream)

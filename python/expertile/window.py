@@ -11,27 +11,13 @@ import numpy as np
 
 from expertile import _core
 from expertile.device import Device, open_device
+from expertile.device_array import is_device_array, run_on_device
 from expertile.model import Model, open_gguf
+from expertile.route_error import RouteError
 
 Arrays = dict[str, np.ndarray]
 TokenMixer = Callable[[int, np.ndarray], None]
 HALF_MAX = 65504.0
-
-
-class RouteError(RuntimeError):
-    """Tokens that could not be routed: a logit of +inf, or fewer than K finite logits.
-
-    layer, token  the first of them
-    tokens        all of them, token -> layer
-    """
-
-    def __init__(self, faults: dict[int, int]) -> None:
-        self.tokens = dict(faults)
-        self.layer, self.token = min((layer, token) for token, layer in faults.items())
-        super().__init__(
-            f"[route_topk] expected K finite logits and none of +inf, got a token without at layer {self.layer}, "
-            f"token {self.token} ({len(faults)} such tokens in all; the others are unharmed)"
-        )
 
 
 def checked(array: Any, dtype: Any, shape: Sequence[int | None], where: str) -> np.ndarray:
@@ -133,6 +119,12 @@ class Window:
                      where a server puts its attention
         progress     called as progress(layer, n_layers) after each layer
 
+        x may also lie in the device's memory: a DeviceArray or, on cuda, whatever has `__cuda_array_interface__` (a
+        torch tensor). Then no copy passes through the host, `out` is such an array too (None = a new DeviceArray), and
+        the token_mixer gets the streams as a DeviceArray, to change in place. Work that wrote `x`, or that the
+        token_mixer leaves behind, is waited for: by order where the device was opened on the caller's stream, else by
+        waiting until the GPU is idle. On return the result is there.
+
         Raises RouteError (a RuntimeError) for tokens that cannot be routed; `out` then holds the other tokens' results
         and NaN for these.
         """
@@ -150,7 +142,9 @@ class Window:
         token_mixer: TokenMixer | None,
         progress: Callable[[int, int], None] | None,
         where: str,
-    ) -> np.ndarray:
+    ) -> Any:
+        if is_device_array(x):
+            return run_on_device(self, layers, x, out, token_mixer, progress, where)
         x = self._streams(x, where)
         out = self._out(out, x.shape, where)
         n_tokens = x.shape[0]

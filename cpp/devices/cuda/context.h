@@ -1,7 +1,9 @@
-// context.h: one GPU's primary context with a stream of our own, and what lives in it.
+// context.h: one GPU's primary context with a stream, our own or the caller's, and what lives in it.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "devices/cuda/driver.h"
@@ -10,7 +12,9 @@ namespace expertile::cuda {
 
 // Kept by everything that lives in it (buffers, kernels, graphs), so that none outlives it.
 struct Context {
-  explicit Context(int ordinal);
+  // On the first GPU with a stream of its own, or on the caller's stream and its GPU. Throws std::invalid_argument for
+  // a stream of another context than a GPU's primary one.
+  explicit Context(std::optional<std::uint64_t> callers_stream);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -20,6 +24,10 @@ struct Context {
   int device = 0;
   Handle handle = nullptr;
   Handle stream = nullptr;
+  bool owns_stream = true;
+
+ private:
+  void adopt_stream(std::uint64_t stream);
 };
 
 using ContextRef = std::shared_ptr<Context>;

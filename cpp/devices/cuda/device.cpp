@@ -14,7 +14,10 @@ namespace expertile {
 namespace cuda {
 namespace {
 
-constexpr int kLowestCapability = 80;               // the matrix instructions of tile_mma.h
+constexpr int kLowestCapability = 80;  // the matrix instructions of tile_mma.h
+// CUpointer_attribute, CUmemorytype
+constexpr int kPointerMemoryType = 2, kPointerDevice = 9, kPointerRangeStart = 11, kPointerRangeSize = 12;
+constexpr unsigned kMemoryOfDevice = 2;
 constexpr std::uint64_t kCopyBytes = 256ull << 20;  // one piece of a copy
 
 class CudaBuffer final : public Buffer {
@@ -45,6 +48,34 @@ class CudaBuffer final : public Buffer {
   ContextRef context_;
 };
 
+// The caller's memory on this GPU.
+class AdoptedBuffer final : public Buffer {
+ public:
+  AdoptedBuffer(const Context& context, std::uint64_t address, std::uint64_t bytes) {
+    const auto refuse = [&](const std::string& got) {
+      throw std::invalid_argument(
+          expected_got("adopt of " + std::to_string(bytes) + " bytes",
+                       "memory of " + context.name + " (GPU " + std::to_string(context.device) + ")", got));
+    };
+    if (address == 0 || bytes == 0) refuse(std::to_string(bytes) + " bytes at " + std::to_string(address));
+    const Driver& d = driver();
+    unsigned type = 0;
+    int device = -1;
+    DevicePointer start = 0;
+    std::size_t size = 0;
+    if (d.pointer_attribute(&type, kPointerMemoryType, address) != kSuccess) refuse("memory that CUDA does not know");
+    if (type != kMemoryOfDevice) refuse("host memory");
+    d.check(d.pointer_attribute(&device, kPointerDevice, address), "adopt");
+    if (device != context.device) refuse("memory of GPU " + std::to_string(device));
+    d.check(d.pointer_attribute(&start, kPointerRangeStart, address), "adopt");
+    d.check(d.pointer_attribute(&size, kPointerRangeSize, address), "adopt");
+    const std::uint64_t left = size - (address - start);
+    if (bytes > left) refuse(std::to_string(left) + " bytes up to the end of its allocation");
+    bytes_ = bytes;
+    address_ = address;
+  }
+};
+
 void check_range(const char* where, const BufferRef& buffer, std::uint64_t offset, std::uint64_t bytes) {
   if (!buffer || offset > buffer->bytes() || bytes > buffer->bytes() - offset) {
     throw std::invalid_argument(
@@ -55,7 +86,8 @@ void check_range(const char* where, const BufferRef& buffer, std::uint64_t offse
 
 class CudaDevice final : public Device {
  public:
-  explicit CudaDevice(int threads) : context_(std::make_shared<Context>(0)), kernels_(context_, threads) {}
+  explicit CudaDevice(const DeviceOptions& options)
+      : context_(std::make_shared<Context>(options.stream)), kernels_(context_, options.threads) {}
 
   const char* kind() const override { return "cuda"; }
   std::string name() const override { return context_->name; }
@@ -85,6 +117,27 @@ class CudaDevice final : public Device {
     copy("read", bytes, [&](const Driver& d, std::uint64_t done, std::uint64_t size) {
       return d.copy_to_host(target + done, from->address() + offset + done, size, context_->stream);
     });
+  }
+
+  BufferRef adopt(std::uint64_t address, std::uint64_t bytes) override {
+    const Current current(*context_);
+    return std::make_shared<AdoptedBuffer>(*context_, address, bytes);
+  }
+
+  void copy(const BufferRef& to, std::uint64_t to_offset, const BufferRef& from, std::uint64_t from_offset,
+            std::uint64_t bytes) override {
+    check_range("copy: to", to, to_offset, bytes);
+    check_range("copy: from", from, from_offset, bytes);
+    copy("copy", bytes, [&](const Driver& d, std::uint64_t done, std::uint64_t size) {
+      return d.copy_on_device(to->address() + to_offset + done, from->address() + from_offset + done, size,
+                              context_->stream);
+    });
+  }
+
+  void wait_for_caller() override {
+    if (!context_->owns_stream) return;
+    const Current current(*context_);
+    driver().check(driver().context_wait(), "wait_for_caller");
   }
 
   void prepare(Program& program) override {
@@ -139,7 +192,7 @@ std::string absence(std::string& name) {
   const Driver& d = driver();
   if (!d.absent.empty()) return d.absent;
   if (!compiler_absent().empty()) return compiler_absent();
-  const Context context(0);
+  const Context context(std::nullopt);
   const int capability = context.major * 10 + context.minor;
   name = context.name;
   if (capability < kLowestCapability) {
@@ -165,7 +218,7 @@ DeviceStatus cuda_status() {
 std::shared_ptr<Device> make_cuda_device(const DeviceOptions& options) {
   const DeviceStatus status = cuda_status();
   if (!status.present) throw DeviceError(expected_got("open_device: cuda", "an NVIDIA GPU", status.detail));
-  return std::make_shared<cuda::CudaDevice>(options.threads);
+  return std::make_shared<cuda::CudaDevice>(options);
 }
 
 }  // namespace expertile

@@ -47,16 +47,21 @@ inline constexpr GraphEdge kProgrammaticEdge = {1, 0, 1, {}};
   call(context_release, "cuDevicePrimaryCtxRelease_v2", int)                                                 \
   call(context_push, "cuCtxPushCurrent_v2", Handle)                                                          \
   call(context_pop, "cuCtxPopCurrent_v2", Handle*)                                                           \
+  call(context_device, "cuCtxGetDevice", int*)                                                               \
+  call(context_wait, "cuCtxSynchronize")                                                                     \
   call(memory_info, "cuMemGetInfo_v2", std::size_t*, std::size_t*)                                           \
   call(memory_alloc, "cuMemAlloc_v2", DevicePointer*, std::size_t)                                           \
   call(memory_free, "cuMemFree_v2", DevicePointer)                                                           \
+  call(pointer_attribute, "cuPointerGetAttribute", void*, int, DevicePointer)                                \
   call(copy_to_device, "cuMemcpyHtoDAsync_v2", DevicePointer, const void*, std::size_t, Handle)              \
   call(copy_to_host, "cuMemcpyDtoHAsync_v2", void*, DevicePointer, std::size_t, Handle)                      \
+  call(copy_on_device, "cuMemcpyDtoDAsync_v2", DevicePointer, DevicePointer, std::size_t, Handle)            \
   call(module_load, "cuModuleLoadData", Handle*, const void*)                                                \
   call(module_unload, "cuModuleUnload", Handle)                                                              \
   call(module_function, "cuModuleGetFunction", Handle*, Handle, const char*)                                 \
   call(function_attribute, "cuFuncGetAttribute", int*, int, Handle)                                          \
   call(stream_create, "cuStreamCreate", Handle*, unsigned)                                                   \
+  call(stream_context, "cuStreamGetCtx", Handle, Handle*)                                                    \
   call(stream_destroy, "cuStreamDestroy_v2", Handle)                                                         \
   call(stream_wait, "cuStreamSynchronize", Handle)                                                           \
   call(event_create, "cuEventCreate", Handle*, unsigned)                                                     \

@@ -1,9 +1,25 @@
-// device.h: a device is five methods.
+// device.h: a device is five methods; three more are for a caller with memory and a queue of his own on it.
+//
+// A server's own stream and memory:
+//
+//   DeviceOptions options;
+//   options.stream = reinterpret_cast<std::uint64_t>(stream);            // a CUstream or cudaStream_t
+//   auto device = open_device("cuda", options);
+//   Window window(model, device, {.max_tokens = 2048});
+//   BufferRef mine = device->adopt(pointer, bytes);                        // a CUdeviceptr; stays the caller's
+//   device->copy(window.buffer("streams"), 0, mine, 0, bytes);             // behind what the stream holds already
+//   window.moe_layer(layer, n_tokens);
+//   device->copy(mine, 0, window.buffer("streams"), 0, bytes);
+//
+// Every call puts its work on that stream, behind what is on it, and returns when that work is done. Without a stream
+// of the caller's the device has one of its own, ordered with no other: wait_for_caller() then comes before the first
+// call that reads what the caller's work wrote.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,6 +60,16 @@ class Device {
   virtual void prepare(Program& program) = 0;
   // Runs the groups in order; returns the seconds that the device worked.
   virtual double run(const Program& program) = 0;
+
+  // `bytes` of the caller's memory at `address` as a buffer: a pointer of this GPU (cuda), a host pointer (cpu,
+  // emulator). Nothing is copied; the memory stays the caller's, who keeps it as long as the buffer. Throws
+  // std::invalid_argument for memory that is not this device's or is shorter.
+  virtual BufferRef adopt(std::uint64_t address, std::uint64_t bytes);
+  // Between two buffers of this device, which may not overlap, without passing through the host.
+  virtual void copy(const BufferRef& to, std::uint64_t to_offset, const BufferRef& from, std::uint64_t from_offset,
+                    std::uint64_t bytes) = 0;
+  // Waits for all work that others have put on the device; on the caller's own stream there is nothing to wait for.
+  virtual void wait_for_caller() {}
 };
 
 struct DeviceStatus {
@@ -60,6 +86,9 @@ struct DeviceOptions {
   std::string order;       // emulator: "ascending", "reversed" or "shuffled"; "" = ascending
   std::uint64_t seed = 0;  // emulator: of the shuffled order
   bool guard = false;      // cpu, emulator: poison new buffers, guard words around them, checked after each run
+  // cuda: the caller's CUstream to put all work on, kept by him as long as the device; 0 is the default stream. It
+  // names the GPU, too. None = a stream of the device's own on the first GPU.
+  std::optional<std::uint64_t> stream;
 };
 
 // Throws std::invalid_argument for an unknown kind, DeviceError where it is absent, saying why.
