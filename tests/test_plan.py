@@ -63,7 +63,9 @@ def assert_bitwise_equal(got: npt.NDArray[Any], want: npt.NDArray[Any], name: st
 
 def assert_plan(arrays: dict[str, Any], want: Plan, variant: str) -> None:
     expected = want.arrays()
-    if variant not in WITH_OFFSETS:
+    # Above the small sizes these two take the middle launch.
+    middle = variant in ("two_dispatch", "single") and len(expected["block_count"]) >= 96
+    if variant not in WITH_OFFSETS and not middle:
         del expected["block_offset"]
     assert set(arrays) == set(expected)
     for name in ("meta", *(set(expected) - {"meta"})):

@@ -67,7 +67,7 @@ class Builder {
          row_token(Access::Write), row_weight(Access::Write), position(), meta()});
   }
   Launch single() const {
-    return launch("mm_single", 1,
+    return launch("mm_single", place_groups(4),
                   {ids(), weights(), block_count(Access::Write), expert_offset(Access::Write), tiles(),
                    row_token(Access::Write), row_weight(Access::Write), position(), meta()});
   }
@@ -158,17 +158,18 @@ std::vector<Group> plan_groups(const std::string& variant, const args::PlanArgs&
   if (variant == "onegroup") {
     return {group("plan: count, scan", {b.onegroup()}), group("plan: place", {b.place("mm_place_two_level")})};
   }
-  if (variant == "single") {
+  if (variant == "single" && args.n_entries <= kSingleEntries) {
     return {group("plan", {b.single()})};
   }
+  const bool either = variant == "two_dispatch" || variant == "single";
   const bool quarters = variant.ends_with("_quarters");
   const std::string form = quarters ? variant.substr(0, variant.size() - 9) : variant;
   const std::uint32_t parts = quarters ? 4 : 2;
-  if (form == "two_dispatch_offsets" || (variant == "two_dispatch" && args.n_blocks >= kMiddleLaunchBlocks)) {
+  if (form == "two_dispatch_offsets" || (either && args.n_blocks >= kMiddleLaunchBlocks)) {
     return {group("plan: count", {b.hist()}), group("plan: scan", {b.scan_blocks()}),
             group("plan: place", {b.place_from_offsets(parts)})};
   }
-  if (form == "two_dispatch_counts" || variant == "two_dispatch") {
+  if (form == "two_dispatch_counts" || either) {
     return {group("plan: count", {b.hist()}), group("plan: place", {b.place_from_counts(parts)})};
   }
   std::string known;

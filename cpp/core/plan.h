@@ -37,7 +37,9 @@ const std::vector<std::string>& plan_variants();
 
 // The groups of one plan over args.n_tokens > 0 tokens. `two_dispatch` takes a middle launch from
 // kMiddleLaunchBlocks blocks on; "two_dispatch_counts" and "two_dispatch_offsets" name its two forms at any size. Two
-// threadgroups place a block; with "_quarters" behind the form's name, four.
+// threadgroups place a block; with "_quarters" behind the form's name, four. `single`, whose counts are of 16 bits, is
+// `two_dispatch` beyond kSingleEntries.
+inline constexpr std::uint32_t kSingleEntries = 65535;
 inline constexpr std::uint32_t kMiddleLaunchBlocks = 96;
 std::vector<Group> plan_groups(const std::string& variant, const args::PlanArgs& args, const PlanBuffers& buffers);
 

@@ -40,18 +40,19 @@ METAL_FUNC uint plan_owned(constant PlanArgs& args, uint thread_index, thread ui
   return first < args.n_experts ? min(share, args.n_experts - first) : 0u;
 }
 
-// Sum of one expert's counts over n_blocks blocks; `before` gets the part of the blocks before `middle`. Eight loads
-// are in flight at once: the walk is bound by latency.
+// Sum of one expert's counts over n_blocks blocks; `before` gets the part of the blocks before `middle`. FLIGHT loads
+// are on their way at once: the walk is bound by latency.
+template <uint FLIGHT = 8>
 METAL_FUNC uint plan_sum_blocks(const device uint* column, ulong stride, uint n_blocks, uint middle,
                                 thread uint& before) {
   uint sum = 0;
   before = 0;
-  for (uint block = 0; block < n_blocks; block += 8) {
-    uint counts[8];
-    for (uint i = 0; i < 8; ++i) {
+  for (uint block = 0; block < n_blocks; block += FLIGHT) {
+    uint counts[FLIGHT];
+    for (uint i = 0; i < FLIGHT; ++i) {
       counts[i] = block + i < n_blocks ? column[(block + i) * stride] : 0u;
     }
-    for (uint i = 0; i < 8; ++i) {
+    for (uint i = 0; i < FLIGHT; ++i) {
       sum += counts[i];
       before += block + i < middle ? counts[i] : 0u;
     }
