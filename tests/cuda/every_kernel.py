@@ -1,4 +1,7 @@
-"""Runs every kernel once on the GPU, for compute-sanitizer: python3 tests/cuda/every_kernel.py [FORMAT...]"""
+"""Runs every kernel once on the GPU, for compute-sanitizer: python3 tests/cuda/every_kernel.py [FORMAT...]
+
+Of the GEMMs every format (or those named) with one of the four tiles, the formats taking turns.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ FORMS = tuple(f"two_dispatch_{form}{parts}" for form in ("counts", "offsets") fo
 
 import expertile  # noqa: E402
 from expertile import _core  # noqa: E402
+from expertile.quants import TYPES  # noqa: E402
 
 
 def main() -> int:
@@ -25,7 +29,7 @@ def main() -> int:
         for variant in [*_core.plan_variants(), *FORMS]:
             _core.run_plan(gpu, variant, case.ids(), case.weights(), case.n_experts, case.tile_rows)
             plans += 1
-    launches = all_runs(sys.argv[1:] or ["IQ2_XS", "Q8_0"])
+    launches = all_runs(sys.argv[1:] or list(TYPES), one_tile=True)
     for launch in launches:
         run(gpu, launch)
     print(f"{plans} plans, {len(launches)} launches of {len({launch.kernel for launch in launches})} kernels")

@@ -155,18 +155,22 @@ def decoders(rng: np.random.Generator) -> Iterator[Run]:
         yield Run(f"dequantize_{name.lower()}", args, [data, values], grid, {1: "exact"})
 
 
-def products(rng: np.random.Generator, formats: list[str]) -> Iterator[Run]:
-    for name in formats:
+Tile = tuple[int, int, int, int]
+
+
+def products(rng: np.random.Generator, formats: list[str], one_tile: bool) -> Iterator[Run]:
+    for number, name in enumerate(formats):
         inner = 2 * max(TYPES[name].elements, 48)
         data, row_bytes = matrix(rng, name, F + 1, inner)
         x = normal(rng, T, inner).astype(np.float16)
-        for m, n, k, s in TILES:
+        for m, n, k, s in [TILES[number % len(TILES)]] if one_tile else TILES:
             args = struct.pack("<IIIfQ", T, F + 1, inner, 0.5, row_bytes)
             kernel = f"gemm_dense_{name.lower()}_{m}_{n}_{k}_{s}"
             grid = (-(-(F + 1) // n), -(-T // m))
             yield Run(kernel, args, [x, data, unset((T, F + 1), np.float32)], grid, {2: "gemm"})
             yield grouped(rng, name, (m, n, k, s), inner)
             yield up_product(rng, name, (m, n, k, s), inner)
+            yield from fused(rng, name, (m, n, k, s), inner)
     for m, n, k, s in TILES:
         w, x = normal(rng, E, D), normal(rng, T, D)
         args = struct.pack("<IIIfQ", T, E, D, 2.0, D * 4)
@@ -187,6 +191,28 @@ def grouped(rng: np.random.Generator, name: str, tile: tuple[int, int, int, int]
     return Run(kernel, args, buffers, (-(-F // n), plan.n_tiles + 2), {5: "gemm"})
 
 
+def fused(rng: np.random.Generator, name: str, tile: Tile, inner: int) -> Iterator[Run]:
+    """The kernels that are several in one: SwiGLU behind both products, tokens and experts, and no gather."""
+    m, n, k, s = tile
+    suffix, (plan, _, _) = f"{name.lower()}_{m}_{n}_{k}_{s}", plan_of(rng, m)
+    gate, up = ([matrix(rng, name, F, inner) for _ in range(E)] for _ in range(2))
+    tables = [[data for data, _ in side] for side in (gate, up)]
+    scales = [rng.random(E, np.float32) + 0.5 for _ in range(2)]
+    row_bytes, grid = gate[0][1], (-(-F // n), plan.n_tiles + 2)
+    args = struct.pack("<IIIfQ", 0, F, inner, 1.0, row_bytes)
+    x = normal(rng, T, inner).astype(np.float16)
+    rows = normal(rng, plan.n_rows, inner).astype(np.float16)
+    y = np.full((plan.n_rows, F), -7.0, np.float32)
+    buffers = [x, plan.row_token, tables[0], scales[0], plan.tiles, plan.meta, y]
+    yield Run(f"gemm_grouped_{suffix}_gatherless", args, buffers, grid, {6: "gemm"})
+    h = np.full((plan.n_rows, F), -7.0, np.float16)
+    buffers = [rows, *tables, *scales, plan.tiles, plan.meta, h, counter()]
+    yield Run(f"gemm_grouped_swiglu_{suffix}", args, buffers, grid, {7: "gemm", 8: "exact"})
+    args = struct.pack("<IIIffIQ", T, F, inner, 0.5, 0.25, 0, row_bytes)
+    buffers = [x, tables[0][0], tables[1][0], np.full((T, F), -7.0, np.float16), counter()]
+    yield Run(f"gemm_swiglu_f16_{suffix}", args, buffers, (-(-F // n), -(-T // m)), {3: "gemm", 4: "exact"})
+
+
 def up_product(rng: np.random.Generator, name: str, tile: tuple[int, int, int, int], inner: int) -> Run:
     m, n, k, s = tile
     data, row_bytes = matrix(rng, name, C * F, inner)
@@ -199,11 +225,11 @@ def up_product(rng: np.random.Generator, name: str, tile: tuple[int, int, int, i
     return Run(kernel, args, [lo, data, x, inverse, gamma, *outputs], grid, {5: "gemm", 6: "gemm", 7: "exact"})
 
 
-def all_runs(formats: list[str]) -> list[Run]:
-    """The launches whose kernels this build has."""
+def all_runs(formats: list[str], one_tile: bool = False) -> list[Run]:
+    """The launches whose kernels this build has; `one_tile`: of each format's GEMMs, the formats taking turns."""
     from expertile import _core
 
     rng = np.random.default_rng(20)
     known = set(_core.kernels())
-    some = [*gathers(rng), *elementwise(rng), *streams(rng), *decoders(rng), *products(rng, formats)]
+    some = [*gathers(rng), *elementwise(rng), *streams(rng), *decoders(rng), *products(rng, formats, one_tile)]
     return [launch for launch in some if launch.kernel in known]

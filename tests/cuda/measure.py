@@ -209,11 +209,20 @@ def layer_rows(gpu: Any, n_tokens: int) -> list[dict[str, Any]]:
     x = random_streams(n_tokens, C, D)
     m = 16 if n_tokens <= 1024 else 32 if n_tokens <= 4096 else 64
     tile = (16, 64, 32, 2) if m == 16 else (m, 64, 32, 4)
-    window = expertile.Window(model, device=gpu, max_tokens=n_tokens, gate_up=tile, down=tile)
-    window.moe_layer(0, x)
-    seconds = [window._core.moe_layer(0, n_tokens) for _ in range(20)]
-    rows: list[dict[str, Any]] = [{"tokens": n_tokens, "kernel": "layer", "tile": tile, **spread(seconds)}]
-    del window
+    rows: list[dict[str, Any]] = []
+    options: dict[str, dict[str, Any]] = {
+        "layer": {},  # the device's defaults
+        "layer, scalar and apart": {"elementwise": "scalar", "fuse": []},
+        "layer, vector and apart": {"elementwise": "vector", "fuse": []},
+        "layer, swiglu and combine in one": {"fuse": ["swiglu", "combine"]},
+        "layer, gatherless and combine in one": {"fuse": ["gatherless", "combine"]},
+    }
+    for name, some in options.items():
+        window = expertile.Window(model, device=gpu, max_tokens=n_tokens, gate_up=tile, down=tile, **some)
+        window.moe_layer(0, x)
+        seconds = [window._core.moe_layer(0, n_tokens) for _ in range(20)]
+        rows.append({"tokens": n_tokens, "kernel": name, "tile": tile, **spread(seconds)})
+        del window
     window = expertile.Window(model, device=gpu, max_tokens=n_tokens, gate_up=tile, down=tile, profile=True)
     window.moe_layer(0, x)
     before = window.seconds

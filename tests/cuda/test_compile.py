@@ -102,3 +102,17 @@ def test_threadgroup_memory_becomes_shared(sources: list[Any]) -> None:
     text = lower_cuda.file_text(plan)
     assert "__shared__ __align__(16) atomic_uint counts[4096];" in text
     assert "threadgroup " not in text and "[[" not in text.replace("[[nodiscard", "")
+
+
+def test_what_isolate_takes_out_of_the_kernels_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every edit of the measurement changes the text that it names."""
+    import isolate
+
+    def text_of(self: Any, kernel: str, file: str, entry: str, shim: dict[str, str] | None = None) -> str:
+        return f"{(shim or self.shim)['threads.h']}{file}{entry}"
+
+    monkeypatch.setattr(isolate.Texts, "compile", text_of)
+    forms = isolate.Texts().forms()
+    for kernel in isolate.KERNELS:
+        mine = [text for (name, _), text in forms.items() if name == kernel]
+        assert len(set(mine)) == len(mine) >= 3
