@@ -190,9 +190,9 @@ def test_shared_swiglu_apart_by_vectors_and_fused(launch: Launch, type_name: str
     weights = [random_weight(type_name, (inner, ffn), rng) for _ in range(2)]
     gate, up = (dense(launch, x, w, TILES[0], scale) for w, scale in zip(weights, scales, strict=True))
     results = []
-    for kernel, columns in (("swiglu_h", 256), ("swiglu_h_v4", 640)):
+    for kernel, columns in (("swiglu_h", 256), ("swiglu_h_v4", 0)):
         h, saturated = poisoned(n_rows, ffn, dtype=np.float16), count()
-        grid = (ceil_div(ffn, columns), n_rows, 1)
+        grid = (ceil_div(ffn, 256), n_rows, 1) if columns else (ceil_div(ffn * n_rows, 2048) + 1, 1, 1)
         launch(kernel, element_args(n_rows, ffn), [gate, up, h, saturated], grid)
         results.append((kernel, h, int(saturated[0])))
     args = struct.pack("<IIIffIQ", n_rows, ffn, inner, *scales, 0, row_bytes(weights[0]))
@@ -242,6 +242,15 @@ def test_low_rank_silu(launch: Launch) -> None:
     h, saturated = poisoned(5, 320, dtype=np.float16), count()
     launch("gr_epi_down", element_args(5, 320, 4.0), [low, h, saturated], (2, 6, 1))
     assert assert_half(h, reference.silu(low.astype(np.float64) / 4), "low_rank_half") == saturated[0] == 1
+    for width in (320, 319, 318, 317):  # the end of the array lies in a vector
+        some, by_four, counted = (
+            np.ascontiguousarray(low[:, :width]),
+            poisoned(5 * width + 8, dtype=np.float16),
+            count(),
+        )
+        launch("gr_epi_down_v4", element_args(5, width, 4.0), [some, by_four, counted], (2, 1, 1))
+        assert np.isnan(by_four[5 * width :]).all() and counted[0] == 1
+        assert_bitwise_equal(by_four[: 5 * width].reshape(5, width), h[:, :width], "gr_epi_down_v4")
 
 
 def hc_up(launch: Launch, lo: Array, weight: WeightArray, tile: Tile, x: Array, inverse: Array, gamma: Array) -> Any:

@@ -93,7 +93,7 @@ def test_four_columns_a_thread_do_not_change_a_bit(case: str, device_name: str, 
         launches = [launch for group in window.program(0, 5)["groups"] for launch in group["launches"]]
         forms = {launch["kernel"] for launch in launches if launch["kernel"].endswith("_v4")}
         last = {"moe_out_combine_v4"} if fuse else {"mm_combine_v4", "moe_out_v4"}
-        assert forms == ({"swiglu_h_v4", "act_f16_v4", *last} if elementwise == "vector" else set())
+        assert forms == ({"gr_epi_down_v4", "swiglu_h_v4", "act_f16_v4", *last} if elementwise == "vector" else set())
         assert window.program(0, 5)["faults"] == []
         results.append(window.moe_layer(0, x))
     np.testing.assert_array_equal(results[1], results[0])

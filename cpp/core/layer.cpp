@@ -8,8 +8,9 @@
 namespace expertile {
 namespace {
 
-// Columns that one threadgroup of an elementwise kernel handles, and of its _v4 form.
-constexpr std::uint32_t kChunk = 256, kVectorChunk = 640;
+// Columns that one threadgroup of an elementwise kernel handles, and of its _v4 form; values of all tokens' columns as
+// one array that one of a flat _v4 form does.
+constexpr std::uint32_t kChunk = 256, kVectorChunk = 640, kFlatChunk = 2048;
 
 std::uint32_t ceil_div(std::uint64_t a, std::uint64_t b) { return static_cast<std::uint32_t>((a + b - 1) / b); }
 
@@ -127,6 +128,13 @@ class Builder {
     return simple(step, form(kernel).c_str(), std::move(args), std::move(buffers),
                   ceil_div(columns, c_.vector ? kVectorChunk : kChunk), c_.n_tokens);
   }
+  // The same where the _v4 form is flat.
+  Launch by_value(const char* step, const char* kernel, std::vector<std::byte> args, std::vector<Binding> buffers,
+                  std::uint32_t columns) const {
+    if (!c_.vector) return by_column(step, kernel, std::move(args), std::move(buffers), columns);
+    return simple(step, form(kernel).c_str(), std::move(args), std::move(buffers),
+                  ceil_div(tokens() * columns, kFlatChunk), 1);
+  }
   std::string form(const char* kernel) const { return std::string(kernel) + (c_.vector ? "_v4" : ""); }
   Launch by_row(const char* step, const char* kernel, std::vector<std::byte> args, std::vector<Binding> buffers) const {
     Launch launch = simple(step, kernel, std::move(args), std::move(buffers), 1, 1);
@@ -202,9 +210,9 @@ std::vector<Group> Builder::hc_read() const {
   return {{"norm", {norm()}},
           {"low rank down", {dense("hc_read", c_.weights.hc_down, "normed_half", "low_rank", false), inject()}},
           {"low rank silu",
-           {simple("hc_read", "gr_epi_down", pack_args(down),
-                   {read("low_rank", tokens() * rank * 4), write("low_rank_half", tokens() * rank * 2), saturated()},
-                   ceil_div(rank, kChunk), c_.n_tokens)}},
+           {by_value("hc_read", "gr_epi_down", pack_args(down),
+                     {read("low_rank", tokens() * rank * 4), write("low_rank_half", tokens() * rank * 2), saturated()},
+                     rank)}},
           {"low rank up", {hc_up()}}};
 }
 
@@ -219,9 +227,9 @@ Launch Builder::topk() const {
 Launch Builder::swiglu() const {
   const std::uint32_t ffn = c_.config.shared_ffn;
   const std::uint64_t n = tokens() * ffn;
-  return by_column("shared", "swiglu_h", pack_args(args::ElementArgs{c_.n_tokens, ffn, 1.0f, 0}),
-                   {read("shared_gate", n * 4), read("shared_up", n * 4), write("shared_hidden", n * 2), saturated()},
-                   ffn);
+  return by_value("shared", "swiglu_h", pack_args(args::ElementArgs{c_.n_tokens, ffn, 1.0f, 0}),
+                  {read("shared_gate", n * 4), read("shared_up", n * 4), write("shared_hidden", n * 2), saturated()},
+                  ffn);
 }
 
 std::vector<Group> Builder::plan() const {

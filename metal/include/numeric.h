@@ -29,6 +29,42 @@ METAL_FUNC void report_saturated(device atomic_uint* saturated, uint count) {
   }
 }
 
+// A thread of a kernel over one long array has FLAT_VECTORS vectors of four, FLAT_THREADS apart.
+#define FLAT_THREADS 256
+#define FLAT_VECTORS 2
+
+METAL_FUNC ulong flat_first(uint group, uint thread_index) {
+  return (ulong(group) * FLAT_VECTORS * FLAT_THREADS + thread_index) * 4;
+}
+
+METAL_FUNC ulong flat_at(ulong first, uint vector) { return first + ulong(vector) * FLAT_THREADS * 4; }
+
+// Zero past the end.
+METAL_FUNC float4 flat_read(const device float* from, ulong at, ulong n_values) {
+  if (at + 4 <= n_values) {
+    return *reinterpret_cast<const device float4*>(from + at);
+  }
+  float4 value = float4(0.0f);
+  for (uint j = 0; j < 3; ++j) {
+    if (at + j < n_values) {
+      value[j] = from[at + j];
+    }
+  }
+  return value;
+}
+
+METAL_FUNC void flat_write(device half* to, ulong at, ulong n_values, half4 value) {
+  if (at + 4 <= n_values) {
+    *reinterpret_cast<device half4*>(to + at) = value;
+  } else {
+    for (uint j = 0; j < 3; ++j) {
+      if (at + j < n_values) {
+        to[at + j] = value[j];
+      }
+    }
+  }
+}
+
 // Sum over a simdgroup, the same bits in every lane and on every device: a butterfly adds the same pairs on both sides.
 METAL_FUNC float simd_tree_sum(float v) {
   for (ushort step = 16; step > 0; step /= 2) {

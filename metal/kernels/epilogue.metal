@@ -12,7 +12,8 @@
 //   moe_out_combine  mm_combine and moe_out in one: routed is never stored
 //
 // A variant _v4 takes four columns a thread, with the same bits. Padding rows of g and u are garbage: never counted,
-// and zero in h. Grids: act_f16 one threadgroup a row; else x = chunk of 256 columns (_v4: 640), y = token.
+// and zero in h. Grids: act_f16 one threadgroup a row; swiglu_h_v4 x = chunk of 2,048 values of all tokens; else
+// x = chunk of 256 columns (_v4: 640), y = token.
 #include <metal_stdlib>
 
 #include "args.h"
@@ -88,23 +89,22 @@ METAL_FUNC half4 swiglu4(float4 g, float4 u, thread uint& count) {
   report_saturated(saturated, count);
 }
 
-[[kernel, max_total_threads_per_threadgroup(VECTOR_THREADS)]] void swiglu_h_v4(
+// Over all tokens' columns as one array: two vectors a thread are on their way at once, and no row ends a threadgroup.
+[[kernel, max_total_threads_per_threadgroup(FLAT_THREADS)]] void swiglu_h_v4(
     constant ElementArgs& args [[buffer(0)]], const device float* gsh [[buffer(1)]],
     const device float* ush [[buffer(2)]], device half* hh [[buffer(3)]], device atomic_uint* saturated [[buffer(4)]],
-    uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
-  const uint column = (group.x * VECTOR_THREADS + thread_index) * 4;
-  if (group.y >= args.n_rows || column >= args.n_cols) {
-    return;
-  }
-  const ulong at = ulong(group.y) * args.n_cols + column;
+    uint group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
+  const ulong n_values = ulong(args.n_rows) * args.n_cols;
+  const ulong first = flat_first(group, thread_index);
   uint count = 0;
-  if (args.n_cols % 4 == 0) {
-    *reinterpret_cast<device half4*>(hh + at) = swiglu4(*reinterpret_cast<const device float4*>(gsh + at),
-                                                        *reinterpret_cast<const device float4*>(ush + at), count);
-  } else {
-    for (uint j = 0; j < min(4u, args.n_cols - column); ++j) {
-      hh[at + j] = saturate_to_half(silu(gsh[at + j]) * ush[at + j], count);
-    }
+  float4 gates[FLAT_VECTORS];
+  float4 ups[FLAT_VECTORS];
+  for (uint j = 0; j < FLAT_VECTORS; ++j) {
+    gates[j] = flat_read(gsh, flat_at(first, j), n_values);
+    ups[j] = flat_read(ush, flat_at(first, j), n_values);
+  }
+  for (uint j = 0; j < FLAT_VECTORS; ++j) {
+    flat_write(hh, flat_at(first, j), n_values, swiglu4(gates[j], ups[j], count));
   }
   report_saturated(saturated, count);
 }

@@ -109,6 +109,29 @@
   report_saturated(saturated, count);
 }
 
+METAL_FUNC half4 silu4(float4 v, float divisor, thread uint& count) {
+  return half4(saturate_to_half(silu(v.x / divisor), count), saturate_to_half(silu(v.y / divisor), count),
+               saturate_to_half(silu(v.z / divisor), count), saturate_to_half(silu(v.w / divisor), count));
+}
+
+// The same bits, over all tokens' columns as one array: x = chunk of 2,048 values.
+[[kernel, max_total_threads_per_threadgroup(FLAT_THREADS)]] void gr_epi_down_v4(
+    constant ElementArgs& args [[buffer(0)]], const device float* lo [[buffer(1)]], device half* loh [[buffer(2)]],
+    device atomic_uint* saturated [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  const ulong n_values = ulong(args.n_rows) * args.n_cols;
+  const ulong first = flat_first(group, thread_index);
+  uint count = 0;
+  float4 values[FLAT_VECTORS];
+  for (uint j = 0; j < FLAT_VECTORS; ++j) {
+    values[j] = flat_read(lo, flat_at(first, j), n_values);
+  }
+  for (uint j = 0; j < FLAT_VECTORS; ++j) {
+    flat_write(loh, flat_at(first, j), n_values, silu4(values[j], args.divisor, count));
+  }
+  report_saturated(saturated, count);
+}
+
 // W_up has C * D rows: those of stream c from c * D on. The streams go one after the other, the mean in registers.
 template <typename Format, uint M, uint N, uint K, uint S>
 [[kernel, max_total_threads_per_threadgroup(S * 32)]] void gemm_hc_up(

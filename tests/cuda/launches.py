@@ -103,10 +103,12 @@ def elementwise(rng: np.random.Generator) -> Iterator[Run]:
     args = struct.pack("<IIfI", T, F, 1.0, 0)
     buffers = [spread(rng, T, F), normal(rng, T, F), unset((T, F), np.float16), counter()]
     for kernel in ("swiglu_h", "swiglu_h_v4"):
-        yield Run(kernel, args, buffers, (chunks(kernel, F), T), {2: "half", 3: "exact"})
+        grid = (-(-T * F // 2048), 1) if kernel.endswith("_v4") else (chunks(kernel, F), T)
+        yield Run(kernel, args, buffers, grid, {2: "half", 3: "exact"})
     args = struct.pack("<IIfI", T, D, float(C), 0)
     buffers = [spread(rng, T, D), unset((T, D), np.float16), counter()]
     yield Run("gr_epi_down", args, buffers, (chunks("", D), T), {1: "half", 2: "exact"})
+    yield Run("gr_epi_down_v4", args, buffers, (-(-T * D // 2048), 1), {1: "half", 2: "exact"})
     for suffix, width in itertools.product(("", "_v4"), (D, D + 1, 2560)):
         yield from writes(rng, plan, suffix, width)
 

@@ -172,7 +172,7 @@ def epilogue_cases(gpu: Any, n_tokens: int) -> list[tuple[str, bytes, Any, list[
     combine_bytes, out_bytes = kept * D * 4 + t * D * 4, t * D * (2 * 4 + 2 * C * 4)
     cases = [
         ("swiglu_h", element, swiglu, [-(-F // 256), t], t * F * 10),
-        ("swiglu_h_v4", element, swiglu, [-(-F // 640), t], t * F * 10),
+        ("swiglu_h_v4", element, swiglu, [-(-t * F // 2048), 1], t * F * 10),
         ("act_f16", element, act, [bound, 1], plan.n_kept * F * 8 + plan.n_rows * F * 2),
         ("act_f16_v4", element, act, [bound, 1], plan.n_kept * F * 8 + plan.n_rows * F * 2),
         ("mm_combine", struct.pack("<3I", t, K, D), combine, [chunks, t], combine_bytes),
@@ -184,6 +184,7 @@ def epilogue_cases(gpu: Any, n_tokens: int) -> list[tuple[str, bytes, Any, list[
          combine_bytes + t * D * (8 * C)),
         ("gr_norm_h", struct.pack("<IIIf", t, C, D, 1e-6), norm, [C, t], t * C * D * 6),
         ("gr_epi_down", struct.pack("<IIfI", t, R, float(C), 0), down, [-(-R // 256), t], t * R * 6),
+        ("gr_epi_down_v4", struct.pack("<IIfI", t, R, float(C), 0), down, [-(-t * R // 2048), 1], t * R * 6),
     ]  # fmt: skip
     known = set(_core.kernels())
     return [case for case in cases if case[0] in known]

@@ -173,6 +173,7 @@ constexpr Named kKernels[] = {
     {"gr_norm_h", gr_norm_h},
     {"gr_inject", gr_inject},
     {"gr_epi_down", gr_epi_down},
+    {"gr_epi_down_v4", gr_epi_down},
     {"swiglu_h", swiglu_h},
     {"swiglu_h_v4", swiglu_h},
     {"act_f16", act_f16},
