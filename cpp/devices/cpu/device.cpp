@@ -71,10 +71,6 @@ class CpuDevice : public Device {
   BufferRef adopt(std::uint64_t address, std::uint64_t bytes) override {
     return host_adopt("cpu adopt", address, bytes);
   }
-  void copy(const BufferRef& to, std::uint64_t to_offset, const BufferRef& from, std::uint64_t from_offset,
-            std::uint64_t bytes) override {
-    host_copy("cpu copy", to, to_offset, from, from_offset, bytes);
-  }
 
   void prepare(Program& program) override {
     const std::lock_guard<std::mutex> lock(mutex_);

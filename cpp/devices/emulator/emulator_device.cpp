@@ -29,10 +29,6 @@ class EmulatorDevice : public Device {
   BufferRef adopt(std::uint64_t address, std::uint64_t bytes) override {
     return host_adopt("emulator adopt", address, bytes);
   }
-  void copy(const BufferRef& to, std::uint64_t to_offset, const BufferRef& from, std::uint64_t from_offset,
-            std::uint64_t bytes) override {
-    host_copy("emulator copy", to, to_offset, from, from_offset, bytes);
-  }
 
   void prepare(Program& program) override {
     for (Group& group : program.groups) {

@@ -65,9 +65,10 @@ class Device {
   // emulator). Nothing is copied; the memory stays the caller's, who keeps it as long as the buffer. Throws
   // std::invalid_argument for memory that is not this device's or is shorter.
   virtual BufferRef adopt(std::uint64_t address, std::uint64_t bytes);
-  // Between two buffers of this device, which may not overlap, without passing through the host.
+  // Between two buffers of this device, which may not overlap, without a third. As given here it is for devices whose
+  // buffers the host sees.
   virtual void copy(const BufferRef& to, std::uint64_t to_offset, const BufferRef& from, std::uint64_t from_offset,
-                    std::uint64_t bytes) = 0;
+                    std::uint64_t bytes);
   // Waits for all work that others have put on the device; on the caller's own stream there is nothing to wait for.
   virtual void wait_for_caller() {}
 };
