@@ -1,7 +1,9 @@
 // device.cpp: devices, buffers, and one kernel by itself.
+#include <tuple>
 #include <variant>
 
 #include "bindings.h"
+#include "devices/cpu/peak.h"
 #include "expertile/program.h"
 
 namespace expertile::bindings {
@@ -17,8 +19,9 @@ BufferRef to_device(Device& device, const py::array& array, const std::string& w
   return buffer;
 }
 
-double run_kernel(Device& device, const std::string& kernel, const py::bytes& args,
-                  const std::vector<Argument>& arguments, std::array<std::uint32_t, 3> grid) {
+// A kernel's launch; arrays are copied to the device, buffers are used as they are.
+Launch make_launch(Device& device, const std::string& kernel, const py::bytes& args,
+                   const std::vector<Argument>& arguments, std::array<std::uint32_t, 3> grid) {
   const KernelInfo* info = find_kernel(kernel);
   if (!info) throw std::invalid_argument(expected_got("run_kernel", "a kernel's name", kernel));
   if (arguments.size() != info->buffers.size()) {
@@ -46,6 +49,13 @@ double run_kernel(Device& device, const std::string& kernel, const py::bytes& ar
     binding.bytes = binding.buffer->bytes();
     launch.buffers.push_back(binding);
   }
+  return launch;
+}
+
+double run_kernel(Device& device, const std::string& kernel, const py::bytes& args,
+                  const std::vector<Argument>& arguments, std::array<std::uint32_t, 3> grid) {
+  const Launch launch = make_launch(device, kernel, args, arguments, grid);
+  const KernelInfo* info = find_kernel(kernel);
   Program program;
   program.name = kernel;
   program.groups = {{kernel, {launch}}};
@@ -61,6 +71,26 @@ double run_kernel(Device& device, const std::string& kernel, const py::bytes& ar
     const BufferRef& buffer = launch.buffers[i].buffer;
     device.read(buffer, 0, contiguous_bytes(*array, kernel, true), buffer->bytes());
   }
+  return seconds;
+}
+
+using KernelCall = std::tuple<std::string, py::bytes, std::vector<Argument>, std::array<std::uint32_t, 3>>;
+
+// Seconds a layer, `repeats` times, of a program in which the calls follow one another, `layers` times over.
+std::vector<double> time_kernels(Device& device, const std::vector<KernelCall>& calls, std::uint32_t layers,
+                                 std::uint32_t repeats) {
+  if (layers == 0 || repeats == 0) throw std::invalid_argument(expected_got("time_kernels", "layers, repeats >= 1", 0));
+  std::vector<Group> once;
+  for (const auto& [kernel, args, buffers, grid] : calls) {
+    once.push_back({kernel, {make_launch(device, kernel, args, buffers, grid)}});
+  }
+  Program program;
+  program.name = "time_kernels";
+  for (std::uint32_t i = 0; i < layers; ++i) program.groups.insert(program.groups.end(), once.begin(), once.end());
+  const py::gil_scoped_release release;
+  device.prepare(program);
+  std::vector<double> seconds;
+  for (std::uint32_t i = 0; i < repeats; ++i) seconds.push_back(device.run(program) / layers);
   return seconds;
 }
 
@@ -108,6 +138,8 @@ void bind_device(py::module_& m) {
       py::arg("stream") = py::none());
   m.def("run_kernel", &run_kernel, py::arg("device"), py::arg("kernel"), py::arg("args"), py::arg("buffers"),
         py::arg("grid"));
+  m.def("time_kernels", &time_kernels, py::arg("device"), py::arg("calls"), py::arg("layers"), py::arg("repeats"));
+  m.def("measure_peak", &measure_peak, py::call_guard<py::gil_scoped_release>(), py::arg("threads") = 0);
   m.def("kernels", [] {
     py::dict table;
     for (const KernelInfo& info : kernel_table()) {

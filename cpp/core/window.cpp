@@ -39,6 +39,25 @@ std::vector<Binding> external_reads(const std::vector<Group>& groups) {
   return reads;
 }
 
+Program only_steps(Program program, const std::vector<Step>& steps) {
+  for (Group& group : program.groups) {
+    std::erase_if(group.launches, [&](const Launch& launch) {
+      return std::none_of(steps.begin(), steps.end(),
+                          [&](Step step) { return step_names()[static_cast<std::size_t>(step)] == launch.step; });
+    });
+  }
+  std::erase_if(program.groups, [](const Group& group) { return group.launches.empty(); });
+  program.inputs = external_reads(program.groups);
+  return program;
+}
+
+std::string first_written(const Launch& launch) {
+  for (const Binding& b : launch.buffers) {
+    if (b.access != Access::Read) return b.name;
+  }
+  return launch.kernel;
+}
+
 void check_tile(const Tile& tile, const char* where) {
   const auto& tiles = tile_table();
   if (std::find(tiles.begin(), tiles.end(), tile) != tiles.end()) return;
@@ -186,16 +205,31 @@ Program Window::build(std::uint32_t layer, std::uint32_t n_tokens, const std::ve
   state_->check_call("build", layer, n_tokens);
   if (n_tokens == 0) throw std::invalid_argument(expected_got("build", "at least 1 token", 0));
   if (steps.empty()) return state_->build(layer, n_tokens, state_->fusion());
-  Program program = state_->build(layer, n_tokens, {});
-  for (Group& group : program.groups) {
-    std::erase_if(group.launches, [&](const Launch& launch) {
-      return std::none_of(steps.begin(), steps.end(),
-                          [&](Step step) { return step_names()[static_cast<std::size_t>(step)] == launch.step; });
-    });
+  return only_steps(state_->build(layer, n_tokens, {}), steps);
+}
+
+std::vector<LaunchTime> Window::time_steps(const std::vector<Step>& steps, std::uint32_t layer, std::uint32_t n_tokens,
+                                           bool by_launch) {
+  const std::lock_guard lock(state_->mutex);
+  state_->check_call("time_steps", layer, n_tokens);
+  if (n_tokens == 0) return {};
+  Program program = only_steps(state_->build(layer, n_tokens, state_->fusion()), steps);
+  if (!by_launch) {
+    state_->device->prepare(program);
+    return {{"total", "", "", state_->device->run(program)}};
   }
-  std::erase_if(program.groups, [](const Group& group) { return group.launches.empty(); });
-  program.inputs = external_reads(program.groups);
-  return program;
+  std::vector<LaunchTime> times;
+  for (const Group& group : program.groups) {
+    for (const Launch& launch : group.launches) {
+      Program part;
+      part.groups = {{group.name, {launch}}};
+      state_->device->prepare(part);
+      const double s = state_->device->run(part);
+      const std::string name = group.launches.size() == 1 ? group.name : first_written(launch);
+      times.push_back({name, launch.step, launch.kernel, s});
+    }
+  }
+  return times;
 }
 
 std::vector<std::string> Window::buffer_names() const {

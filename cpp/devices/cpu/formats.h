@@ -1,6 +1,7 @@
 // formats.h: a unit's decoders by type, and all else that a table holds. Included behind simd_*.h.
 #pragma once
 
+#include "devices/cpu/chains.h"
 #include "devices/cpu/decode_grid.h"
 #include "devices/cpu/micro.h"
 #include "devices/cpu/vector_math.h"

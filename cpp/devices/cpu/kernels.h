@@ -82,6 +82,9 @@ struct Kernels {
   void (*add_product_row)(const float* a, const float* b, std::size_t n, float* to);  // to += a * b
   float (*square_sum)(const float* x, std::size_t n);                                 // in the order of a GEMM's sum
   FormatKernels (*format)(Type type);
+  // `n` rounds of independent multiply-adds in registers, to measure the machine's peak; returns the operations done.
+  // `sink` holds 256 floats.
+  double (*multiply_adds)(std::size_t n, float* sink);
 };
 
 // The best table that this machine runs, or the named one ("" = best); nullptr where the machine lacks it.

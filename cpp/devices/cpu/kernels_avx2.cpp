@@ -30,6 +30,7 @@ const Kernels* avx2_kernels() {
       .add_product_row = add_product_row,
       .square_sum = square_sum,
       .format = format,
+      .multiply_adds = multiply_adds,
   };
   return &table;
 }

@@ -3,6 +3,7 @@
 #include "devices/cpu/simd_portable.h"
 #include "quant.lowered.h"
 
+#include "devices/cpu/chains.h"
 #include "devices/cpu/micro.h"
 #include "devices/cpu/vector_math.h"
 
@@ -123,6 +124,7 @@ const Kernels* portable_kernels() {
       .add_product_row = add_product_row,
       .square_sum = square_sum,
       .format = format,
+      .multiply_adds = multiply_adds,
   };
   return &table;
 }

@@ -48,6 +48,14 @@ struct WindowOptions {
 enum class Step { HcRead, Route, Plan, Gather, Experts, Shared, Combine, HcWrite };
 const std::vector<std::string>& step_names();
 
+// `name`: the launch's group, and in a group of several the buffer that it writes; "total" for a whole program.
+struct LaunchTime {
+  std::string name;
+  std::string step;
+  std::string kernel;
+  double seconds;
+};
+
 class Window {
  public:
   // Keeps `model` (its weights are adopted by the device where it can). Builds and checks every layer's program.
@@ -63,6 +71,11 @@ class Window {
   // The MoE half of one layer on the `streams` buffer, in place. Returns device seconds.
   double moe_layer(std::uint32_t layer, std::uint32_t n_tokens);
   double run_step(Step step, std::uint32_t layer, std::uint32_t n_tokens);
+
+  // Device seconds of `steps` of a layer, run on what lies in the buffers, with the window's fusion: as one program, or
+  // launch by launch. The time of a step whose kernel was fused into another's is the other's.
+  std::vector<LaunchTime> time_steps(const std::vector<Step>& steps, std::uint32_t layer, std::uint32_t n_tokens,
+                                     bool by_launch);
 
   // The program of one layer (or of one step of it), as check_program and `expertile schedule` see it.
   Program build(std::uint32_t layer, std::uint32_t n_tokens, const std::vector<Step>& steps) const;
