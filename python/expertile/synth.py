@@ -115,6 +115,15 @@ def synthetic_model(
     return config, tensors
 
 
+def random_tensor(name: str, type_name: str, shape: tuple[int, ...], seed: int = 0) -> SynthTensor:
+    """One tensor of random weights, as a model of this seed holds under this name.
+
+    >>> random_tensor("w", "Q8_0", (64, 3)).data.nbytes
+    204
+    """
+    return _tensor(name, type_name, shape, seed, 1 / math.sqrt(shape[0]))
+
+
 def random_streams(n_tokens: int, n_streams: int, dim: int, seed: int = 0) -> npt.NDArray[np.float32]:
     """Residual streams [T, C, D] fp32: normal, each stream of its own size. A token's values do not depend on T.
 

@@ -7,15 +7,15 @@ Ours and the peers take turns, round by round, so that a machine that slows down
 from __future__ import annotations
 
 import argparse
-import csv
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from expertile import _core
+from expertile.commands import gemm_bench, moe_bench
+from expertile.commands.bench_common import write_csv
 from expertile.commands.common import (
     CheckFailed,
     add_command,
@@ -52,7 +52,7 @@ HEADS = {
 
 
 def add(subparsers: Any) -> None:
-    parser = subparsers.add_parser("bench", help="measure: plan, gather")
+    parser = subparsers.add_parser("bench", help="measure: plan, gather, moe, dense")
     stages = parser.add_subparsers(dest="stage", metavar="STAGE", required=True)
     plan = add_command(stages, "plan", run_plan_bench, "every variant of the plan, kernel by kernel")
     plan.add_argument("--variants", type=word_list, metavar="LIST", help="variants (default: all of the device)")
@@ -65,6 +65,8 @@ def add(subparsers: Any) -> None:
         stage.add_argument("--threads", type=not_negative, default=0, metavar="N", help="threads (default: all)")
         stage.add_argument("--csv", metavar="FILE", help="write the rows as CSV")
     plan.add_argument("--layers", type=positive, default=48, metavar="N", help="layers in a sample (default 48)")
+    for family in (moe_bench, gemm_bench):
+        family.add(stages)
 
 
 def routing_text(zipf: float | None) -> str:
@@ -262,14 +264,3 @@ def gather_row(
     row["gb_s"] = 2 * n_rows * x.shape[1] * x.itemsize / row["us"] / 1e3
     row["ratio"] = row["peer_us"] / row["us"]
     return row
-
-
-def write_csv(path: str | None, rows: list[dict[str, Any]]) -> None:
-    """The rows' fields in the order of their first appearance."""
-    if path is None:
-        return
-    fields = list(dict.fromkeys(key for row in rows for key in row))
-    with Path(path).open("w", newline="") as file:
-        writer = csv.DictWriter(file, fields, restval="")
-        writer.writeheader()
-        writer.writerows(rows)
