@@ -136,13 +136,13 @@ Fusion fusion_from_names(const std::vector<std::string>& names) {
 
 // [(name, step, kernel, seconds)]
 py::list time_steps(Window& w, const std::vector<std::string>& names, std::uint32_t layer, std::uint32_t n_tokens,
-                    bool by_launch) {
+                    bool by_launch, bool warm) {
   std::vector<Step> steps;
   for (const std::string& name : names) steps.push_back(step_from_name(name));
   std::vector<LaunchTime> times;
   {
     const py::gil_scoped_release release;
-    times = w.time_steps(steps, layer, n_tokens, by_launch);
+    times = w.time_steps(steps, layer, n_tokens, by_launch, warm);
   }
   py::list rows;
   for (const LaunchTime& t : times) rows.append(py::make_tuple(t.name, t.step, t.kernel, t.seconds));
@@ -179,7 +179,8 @@ void bind_window(py::module_& m) {
              const py::gil_scoped_release no_gil;
              return w.run_step(which, layer, n_tokens);
            })
-      .def("time_steps", &time_steps, py::arg("steps"), py::arg("layer"), py::arg("n_tokens"), py::arg("by_launch"))
+      .def("time_steps", &time_steps, py::arg("steps"), py::arg("layer"), py::arg("n_tokens"), py::arg("by_launch"),
+           py::arg("warm"))
       .def("program", [](Window& w, std::uint32_t layer,
                          std::uint32_t n_tokens) { return program_to_dict(w.build(layer, n_tokens, {})); })
       .def("check_groups", &check_groups, py::arg("layer"), py::arg("n_tokens"), py::arg("groups"))

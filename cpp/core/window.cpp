@@ -209,22 +209,25 @@ Program Window::build(std::uint32_t layer, std::uint32_t n_tokens, const std::ve
 }
 
 std::vector<LaunchTime> Window::time_steps(const std::vector<Step>& steps, std::uint32_t layer, std::uint32_t n_tokens,
-                                           bool by_launch) {
+                                           bool by_launch, bool warm) {
   const std::lock_guard lock(state_->mutex);
   state_->check_call("time_steps", layer, n_tokens);
   if (n_tokens == 0) return {};
+  const auto timed = [&](Program& program) {
+    state_->device->prepare(program);
+    if (warm) state_->device->run(program);
+    return state_->device->run(program);
+  };
   Program program = only_steps(state_->build(layer, n_tokens, state_->fusion()), steps);
   if (!by_launch) {
-    state_->device->prepare(program);
-    return {{"total", "", "", state_->device->run(program)}};
+    return {{"total", "", "", timed(program)}};
   }
   std::vector<LaunchTime> times;
   for (const Group& group : program.groups) {
     for (const Launch& launch : group.launches) {
       Program part;
       part.groups = {{group.name, {launch}}};
-      state_->device->prepare(part);
-      const double s = state_->device->run(part);
+      const double s = timed(part);
       const std::string name = group.launches.size() == 1 ? group.name : first_written(launch);
       times.push_back({name, launch.step, launch.kernel, s});
     }

@@ -73,9 +73,10 @@ class Window {
   double run_step(Step step, std::uint32_t layer, std::uint32_t n_tokens);
 
   // Device seconds of `steps` of a layer, run on what lies in the buffers, with the window's fusion: as one program, or
-  // launch by launch. The time of a step whose kernel was fused into another's is the other's.
+  // launch by launch; `warm`: after a run that is not timed. The time of a step whose kernel was fused into another's
+  // is the other's.
   std::vector<LaunchTime> time_steps(const std::vector<Step>& steps, std::uint32_t layer, std::uint32_t n_tokens,
-                                     bool by_launch);
+                                     bool by_launch, bool warm);
 
   // The program of one layer (or of one step of it), as check_program and `expertile schedule` see it.
   Program build(std::uint32_t layer, std::uint32_t n_tokens, const std::vector<Step>& steps) const;

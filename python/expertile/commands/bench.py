@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expertile import _core
-from expertile.commands import gemm_bench, moe_bench
+from expertile.commands import epilogue_bench, gemm_bench, moe_bench
 from expertile.commands.bench_common import write_csv
 from expertile.commands.common import (
     CheckFailed,
@@ -52,7 +52,7 @@ HEADS = {
 
 
 def add(subparsers: Any) -> None:
-    parser = subparsers.add_parser("bench", help="measure: plan, gather, moe, dense")
+    parser = subparsers.add_parser("bench", help="measure: plan, gather, epilogue, moe, dense")
     stages = parser.add_subparsers(dest="stage", metavar="STAGE", required=True)
     plan = add_command(stages, "plan", run_plan_bench, "every variant of the plan, kernel by kernel")
     plan.add_argument("--variants", type=word_list, metavar="LIST", help="variants (default: all of the device)")
@@ -65,7 +65,7 @@ def add(subparsers: Any) -> None:
         stage.add_argument("--threads", type=not_negative, default=0, metavar="N", help="threads (default: all)")
         stage.add_argument("--csv", metavar="FILE", help="write the rows as CSV")
     plan.add_argument("--layers", type=positive, default=48, metavar="N", help="layers in a sample (default 48)")
-    for family in (moe_bench, gemm_bench):
+    for family in (moe_bench, gemm_bench, epilogue_bench):
         family.add(stages)
 
 

@@ -24,7 +24,9 @@ from expertile.commands.common import (
     show_table,
     spread,
 )
+from expertile.commands.synth import add_model_options
 from expertile.peer.client import PEERS, Peer, find_libraries
+from expertile.synth import PRESETS
 
 SEED = 0
 ROUNDS = (5, 15)  # at least, at most
@@ -62,6 +64,24 @@ def add_options(parser: argparse.ArgumentParser, tokens: list[int], routing: boo
         "--check-tokens", type=positive, default=8, metavar="N", help="tokens compared with the reference (default 8)"
     )
     parser.add_argument("--csv", metavar="FILE", help="write the rows as CSV")
+
+
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """The sizes of a layer: a preset's, or others."""
+    add_model_options(parser, "--preset", "sizes (default flash-next)", "flash-next")
+    for name, size in (("--experts", "E"), ("--dim", "D"), ("--ffn", "F"), ("--top-k", "K")):
+        parser.add_argument(name, type=positive, metavar=size, help="another size than the preset's")
+
+
+def bench_sizes(arguments: argparse.Namespace) -> dict[str, int]:
+    preset = PRESETS[arguments.preset]
+    given = {
+        "n_experts": arguments.experts,
+        "dim": arguments.dim,
+        "expert_ffn": arguments.ffn,
+        "top_k": arguments.top_k,
+    }
+    return {name: int(value or preset[name]) for name, value in given.items()}
 
 
 def add_peer(parser: argparse.ArgumentParser) -> None:
@@ -168,6 +188,16 @@ def take_turns(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, 
             time.sleep(SETTLE)
             samples[name].append(run())
     return samples
+
+
+def time_calls(device: Any, calls: Sequence[Any], layers: int) -> float:
+    """Seconds a layer of kernels that follow one another; a GPU runs them once before."""
+    return float(_core.time_kernels(device, list(calls), layers, 1 if on_host(device) else 2)[-1])
+
+
+def on_host(device: Any) -> bool:
+    """Whether the device needs no warm run of a program before it is timed."""
+    return device.kind in ("cpu", "emulator")
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from expertile.commands.bench_common import (
     show_products,
     take_turns,
     thread_count,
+    time_calls,
     time_fields,
     write_csv,
 )
@@ -62,7 +63,7 @@ class Product:
     buffers: list[Any]  # what must live as long as the launch
 
     def time(self, device: Any) -> float:
-        return float(_core.time_kernels(device, [self.launch], 1, 1)[0])
+        return time_calls(device, [self.launch], 1)
 
     def result(self, device: Any) -> Array:
         y = np.empty(self.shape, np.float32)

@@ -21,8 +21,11 @@ from expertile.commands.bench_common import (
     accuracy,
     add_options,
     add_peer,
+    add_sizes,
     bench_routing,
+    bench_sizes,
     measured_peak,
+    on_host,
     open_peer,
     peer_fields,
     product_work,
@@ -42,18 +45,17 @@ from expertile.commands.common import (
     finish,
     human_bytes,
     open_device,
-    positive,
     say,
     tile,
     word_list,
 )
 from expertile.commands.gemm_bench import run_formats
 from expertile.commands.moe_parity import LastExpert
-from expertile.commands.synth import add_model_options, expert_types
+from expertile.commands.synth import expert_types
 from expertile.layer_weights import LayerWeights
 from expertile.peer.client import Peer
 from expertile.quants import tensor_bytes
-from expertile.synth import PRESETS, synthetic_model
+from expertile.synth import synthetic_model
 
 DEFAULT_TOKENS = [1, 8, 32, 128, 512, 2048]
 STEPS = ("plan", "gather", "experts", "combine")
@@ -72,9 +74,7 @@ COMPUTES = {
 
 def add(stages: Any) -> None:
     parser = add_command(stages, "moe", run, "the routed experts of one layer, or one grouped GEMM a type")
-    add_model_options(parser, "--preset", "sizes (default flash-next)", "flash-next")
-    for name, size in (("--experts", "E"), ("--dim", "D"), ("--ffn", "F"), ("--top-k", "K")):
-        parser.add_argument(name, type=positive, metavar=size, help="another size than the preset's")
+    add_sizes(parser)
     add_options(parser, DEFAULT_TOKENS)
     add_peer(parser)
     parser.add_argument("--tile", type=tile, metavar="M,N,K,S", help="tile of gate and up")
@@ -90,17 +90,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.formats is not None:
         return run_formats(arguments, sizes)
     return run_layer(arguments, sizes)
-
-
-def bench_sizes(arguments: argparse.Namespace) -> dict[str, int]:
-    preset = PRESETS[arguments.preset]
-    given = {
-        "n_experts": arguments.experts,
-        "dim": arguments.dim,
-        "expert_ffn": arguments.ffn,
-        "top_k": arguments.top_k,
-    }
-    return {name: int(value or preset[name]) for name, value in given.items()}
 
 
 def run_layer(arguments: argparse.Namespace, sizes: dict[str, int]) -> int:
@@ -175,12 +164,14 @@ class Layer:
 
     def time(self, n_tokens: int) -> float:
         """Seconds of the whole, as one program."""
-        return float(self.window._core.time_steps(STEPS, 0, n_tokens, False)[0][3])
+        return float(self.window._core.time_steps(STEPS, 0, n_tokens, False, not on_host(self.window.device))[0][3])
 
     def time_parts(self, n_tokens: int) -> dict[str, float]:
         """Seconds by step, launch by launch; the plan's kernels together."""
         times: dict[str, float] = {}
-        for name, step, _, seconds in self.window._core.time_steps(STEPS, 0, n_tokens, True):
+        for name, step, _, seconds in self.window._core.time_steps(
+            STEPS, 0, n_tokens, True, not on_host(self.window.device)
+        ):
             label = {"expert_out": "down", "hidden": "activation"}.get(name, name) if step != "plan" else "plan"
             times[label] = times.get(label, 0.0) + float(seconds)
         return times

@@ -23,6 +23,7 @@ PEERS = ("ggml",)
 EXTRA = "pip install 'expertile[peer]'"
 TIMEOUT = 600.0  # seconds without a byte from the peer
 BUFFER = 1 << 20
+COMMAND = (sys.executable, "-m", "expertile.peer.ggml_process")
 
 
 class PeerError(RuntimeError):
@@ -62,7 +63,7 @@ class Peer:
         root = str(Path(__file__).resolve().parents[2])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
-            list(command or [sys.executable, "-m", "expertile.peer.ggml_process"]),
+            list(command or COMMAND),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._messages,
