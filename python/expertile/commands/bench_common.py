@@ -44,8 +44,10 @@ class Bounds:
     exact: float
 
 
-# Every precision that a device can be asked for; a new one is a line here, and the option of its name.
+# What a result of each precision must keep to be timed. An option that asks a device for another precision than the
+# default has its bounds here, and its name in every row.
 PRECISIONS = {"exact": Bounds(5e-5, 1e-3)}
+DEFAULT_PRECISION = "exact"
 
 # --- options ----------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from expertile import _core, quants, reference
 from expertile.commands.bench_common import (
+    DEFAULT_PRECISION,
     SEED,
     Work,
     accuracy,
@@ -257,7 +258,7 @@ def product_row(
     arguments: argparse.Namespace, command: str, device: Any, product: Product, peer: Peer | None, peak: float | None
 ) -> dict[str, Any]:
     """Nothing is timed before its result is known to be right."""
-    precision = "exact"
+    precision = DEFAULT_PRECISION
     where = f"{command} {product.format} T={product.n_tokens}"
     seconds = product.time(device)
     y = product.result(device)

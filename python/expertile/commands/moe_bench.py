@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 import expertile
 from expertile import reference, report_json
 from expertile.commands.bench_common import (
+    DEFAULT_PRECISION,
     SEED,
     Work,
     accuracy,
@@ -140,7 +141,7 @@ class Layer:
         most = max(arguments.tokens)
         self.window = expertile.Window(model, device=device, max_tokens=most, fuse=arguments.fuse, **given)
         self.tile_rows = (arguments.tile or (16,))[0]
-        self.precision = "exact"
+        self.precision = DEFAULT_PRECISION
         self.peak = measured_peak(device, arguments)
         self.places: dict[str, str] = {}
 
