@@ -267,7 +267,7 @@ def show_products(rows: Sequence[Mapping[str, Any]], heads: Mapping[str, str], t
     lines = []
     for row in rows:
         line = [row.get(name, "-") for name in heads]
-        line += [spread_text(row, "ms"), figure(row, "tflops_real", "{:.3f}"), figure(row, "tflops_padded", "{:.3f}")]
+        line += [spread_text(row, "ms"), figure(row, "tflops_real", "{:.3g}"), figure(row, "tflops_padded", "{:.3g}")]
         line += [figure(row, "gb_s"), figure(row, "peak_fraction", "{:.1f}", 100)]
         line += [spread_text(row, "peer_ms"), figure(row, "ratio")] if peers else []
         line += [figure(row, "rel_l2_exact", "{:.1e}"), figure(row, "worst_rel_l2_exact", "{:.1e}")]

@@ -297,10 +297,10 @@ def show(rows: list[dict[str, Any]], top: dict[str, Any], device: Any) -> None:
         {"tokens": "T", "step": "step", "format": "type"},
         "\nstep by step",
     )
-    rest = top["peak_rss_bytes"] - top["weight_bytes"] - top["window_bytes"]
+    allowed = top["weight_bytes"] + top["window_bytes"] + MEMORY_SLACK
     say(
-        f"\npeak memory {human_bytes(top['peak_rss_bytes'])}: weights {human_bytes(top['weight_bytes'])}, window "
-        f"{human_bytes(top['window_bytes'])} for T = {max(row['tokens'] for row in rows)}, all else "
-        f"{'-' if rest < 0 else ''}{human_bytes(abs(rest))} (allowed: {human_bytes(MEMORY_SLACK)})"
+        f"\npeak memory {human_bytes(top['peak_rss_bytes'])}, allowed {human_bytes(allowed)}: weights "
+        f"{human_bytes(top['weight_bytes'])}, window {human_bytes(top['window_bytes'])} for T = "
+        f"{max(row['tokens'] for row in rows)}, {human_bytes(MEMORY_SLACK)} for all else"
         f"{'' if top['memory_ok'] else ': TOO MUCH'}"
     )
