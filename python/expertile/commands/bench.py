@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expertile import _core
-from expertile.commands import epilogue_bench, gemm_bench, moe_bench
+from expertile.commands import bench_model, epilogue_bench, gemm_bench, moe_bench
 from expertile.commands.bench_common import write_csv
 from expertile.commands.common import (
     CheckFailed,
@@ -65,7 +65,7 @@ def add(subparsers: Any) -> None:
         stage.add_argument("--threads", type=not_negative, default=0, metavar="N", help="threads (default: all)")
         stage.add_argument("--csv", metavar="FILE", help="write the rows as CSV")
     plan.add_argument("--layers", type=positive, default=48, metavar="N", help="layers in a sample (default 48)")
-    for family in (moe_bench, gemm_bench, epilogue_bench):
+    for family in (moe_bench, gemm_bench, epilogue_bench, bench_model):
         family.add(stages)
 
 
