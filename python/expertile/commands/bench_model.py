@@ -40,6 +40,8 @@ from expertile.predict.reported import (
 from expertile.predict.work import Load, Work
 
 MODELS = ("m5",)
+# What a prediction heeds of a stage's options, and what the parsers add.
+OPTIONS = {"model", "tokens", "routing", "variants", "json", "csv", "command", "stage", "run"}
 SEED = 0
 TILES = (16, 32, 64)
 EXCHANGED = tuple(count for count in TOKENS if count not in m5.CALIBRATION)
@@ -97,6 +99,9 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
     def run(arguments: argparse.Namespace) -> int:
         if arguments.model is None:
             return measure(arguments)
+        for name, value in vars(arguments).items():
+            if name not in OPTIONS and value != parser.get_default(name):
+                raise ValueError(f"[--{name.replace('_', '-')}] expected no such option beside --model, got {value}")
         if arguments.tokens is tokens:
             arguments.tokens = list(TOKENS)
         return run_model(arguments)
@@ -208,8 +213,6 @@ def run_model(arguments: argparse.Namespace) -> int:
     """Predicts the stage; nothing is run on any device."""
     from expertile.commands.bench import write_csv
 
-    if getattr(arguments, "device", None):
-        raise ValueError(f"[--model] expected no --device beside it: nothing is run, got {arguments.device}")
     check_writable(arguments.json, "--json")
     check_writable(arguments.csv, "--csv")
     stage, tokens = arguments.stage, arguments.tokens
