@@ -5,18 +5,15 @@ Copies of the .metal files, with a fault in each kernel named here, are lowered 
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pytest
-from emulator.test_emulator import DEVICES, FLAGS, HERE, ROOT, Call
+from emulator.build import ROOT, link, load, run_case
 from kernel_checks import (
     TILES,
     Array,
@@ -105,58 +102,21 @@ def build(folder: Path) -> Path:
     reflect = [sys.executable, str(METAL / "reflect.py"), "--compiler", "g++", "--out", str(folder), "--units", "1"]
     reflect += ["--kernels", str(folder / "kernels"), "--include", str(folder / "include")]
     subprocess.run(reflect, check=True)
-    sources = [*DEVICES.glob("emulator/*.cpp"), DEVICES / "host_buffer.cpp", DEVICES / "launch_check.cpp"]
-    sources += [folder / "kernels_table.cpp", HERE / "driver.cpp"]
-    all_in_one = folder / "all_in_one.cpp"
-    all_in_one.write_text("".join(f'#include "{source}"\n' for source in sources))
-    includes = [f"-I{ROOT / 'cpp'}", f"-I{ROOT / 'cpp' / 'include'}", f"-I{METAL / 'portability'}"]
-
-    def compile_one(source: Path) -> str:
-        target = source.with_suffix(".o")
-        subprocess.run(["g++", *FLAGS, "-w", *includes, "-c", str(source), "-o", str(target)], check=True)
-        return str(target)
-
-    with ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(compile_one, [*sorted(folder.glob("lowered_*.cpp")), all_in_one]))
-    library = folder / "libwrong.so"
-    subprocess.run(["g++", "-shared", "-o", str(library), *objects, "-lpthread"], check=True)
-    return library
+    return link(folder, ["-w"])
 
 
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    library = ctypes.CDLL(str(build(tmp_path_factory.mktemp("wrong") / "metal")))
-    library.run_case.restype = ctypes.c_char_p
+    library = load(build(tmp_path_factory.mktemp("wrong") / "metal"))
     kernels = _core.kernels()
 
     def run(kernel: str, args: bytes, buffers: list[Array], grid: Sequence[int]) -> None:
-        n = len(buffers)
-        data = (ctypes.c_void_p * n)(*[array.ctypes.data for array in buffers])
-        sizes = (ctypes.c_uint64 * n)(*[array.nbytes for array in buffers])
-        written = bytes(not is_const for _, is_const in kernels[kernel]["buffers"])
-        packed = np.frombuffer(args, np.uint8)
-        direct = (ctypes.c_uint32 * 3)(*grid)
-        call = Call(
-            kernel.encode(),
-            b"shuffled",
-            1,
-            1,
-            n,
-            packed.ctypes.data,
-            len(args),
-            data,
-            sizes,
-            written,
-            direct,
-            -1,
-            direct,
-        )
-        assert all(array.flags.c_contiguous for array in buffers)
-        error = library.run_case(ctypes.byref(call))
+        written = [not is_const for _, is_const in kernels[kernel]["buffers"]]
+        error = run_case(library, kernel, args, list(zip(buffers, written, strict=True)), grid, order="shuffled")
         if error:
-            raise RuntimeError(error.decode())
+            raise RuntimeError(error)
 
     return run
 

@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from emulator.build import HERE, ROOT, link, load, run_case
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
-DEVICES = ROOT / "cpp" / "devices"
 ORDERS = ("ascending", "reversed", "shuffled")
-FLAGS = ["-std=c++20", "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-ftls-model=initial-exec"]
-FLAGS += ["-Wall", "-Wextra"]
 
 Run = Callable[..., str]
-
-
-class Call(ctypes.Structure):
-    _fields_ = [
-        ("kernel", ctypes.c_char_p),
-        ("order", ctypes.c_char_p),
-        ("seed", ctypes.c_uint64),
-        ("threads", ctypes.c_int32),
-        ("n_buffers", ctypes.c_uint32),
-        ("args", ctypes.c_void_p),
-        ("args_bytes", ctypes.c_uint64),
-        ("data", ctypes.POINTER(ctypes.c_void_p)),
-        ("bytes", ctypes.POINTER(ctypes.c_uint64)),
-        ("written", ctypes.c_char_p),
-        ("grid", ctypes.c_uint32 * 3),
-        ("indirect", ctypes.c_int32),
-        ("max_grid", ctypes.c_uint32 * 3),
-    ]
 
 
 def build(out: Path) -> Path:
@@ -46,55 +23,26 @@ def build(out: Path) -> Path:
     reflect = [sys.executable, str(ROOT / "metal" / "reflect.py"), "--compiler", "g++", "--out", str(out)]
     reflect += ["--kernels", str(HERE / "kernels"), "--include", str(ROOT / "metal" / "include")]
     subprocess.run(reflect, check=True)
-    sources = [*DEVICES.glob("emulator/*.cpp"), DEVICES / "host_buffer.cpp", DEVICES / "launch_check.cpp"]
-    sources += [out / "kernels_table.cpp", HERE / "driver.cpp"]
-    all_in_one = out / "all_in_one.cpp"  # the standard headers are read once
-    all_in_one.write_text("".join(f'#include "{source}"\n' for source in sources))
-    includes = [f"-I{path}" for path in (ROOT / "cpp", ROOT / "cpp" / "include", ROOT / "metal" / "portability")]
-
-    def compile_one(source: Path) -> str:
-        target = out / (source.stem + ".o")
-        subprocess.run(["g++", *FLAGS, *includes, "-c", str(source), "-o", str(target)], check=True)
-        return str(target)
-
-    with ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(compile_one, [all_in_one, out / "lowered_cases_0.cpp"]))
-    library = out / "libcases.so"
-    subprocess.run(["g++", "-shared", "-o", str(library), *objects, "-lpthread"], check=True)
-    return library
+    return link(out)
 
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    library = ctypes.CDLL(str(build(tmp_path_factory.mktemp("emulator"))))
-    library.run_case.restype = ctypes.c_char_p
+    library = load(build(tmp_path_factory.mktemp("emulator")))
 
     def call(
         kernel: str,
         args: tuple[int, ...],
         *buffers: tuple[np.ndarray, bool],
         grid: tuple[int, int, int] = (1, 1, 1),
-        order: str = "ascending",
-        threads: int = 1,
-        seed: int = 1,
-        indirect: int = -1,
         max_grid: tuple[int, int, int] = (1, 1, 1),
+        **options: Any,
     ) -> str:
-        """Runs one launch; `buffers` are (array, written). Returns the error's text."""
-        packed = np.array(args, np.uint32)
-        n = len(buffers)
-        data = (ctypes.c_void_p * n)(*[array.ctypes.data for array, _ in buffers])
-        sizes = (ctypes.c_uint64 * n)(*[array.nbytes for array, _ in buffers])
-        written = bytes(int(flag) for _, flag in buffers)
-        record = Call(
-            kernel.encode(), order.encode(), seed, threads, n, packed.ctypes.data, packed.nbytes, data, sizes, written,
-            (ctypes.c_uint32 * 3)(*grid), indirect, (ctypes.c_uint32 * 3)(*max_grid),
-        )  # fmt: skip
-        text = library.run_case(ctypes.byref(record))
-        assert isinstance(text, bytes)
-        return text.decode()
+        return run_case(
+            library, kernel, np.array(args, np.uint32).tobytes(), buffers, grid, max_grid=max_grid, **options
+        )
 
     return call
 
@@ -127,7 +75,7 @@ def test_missing_barrier_shows(run: Run) -> None:
         (2, "simd_sum of kernels/cases.metal:"),
         (3, "lane"),
         (4, "buffer y] expected writes within its 256 bytes, got one at byte 256"),
-        (5, "simdgroup_matrix calls"),
+        (5, "matrix calls"),
         (7, "simd_max of kernels/cases.metal:"),
     ],
 )
