@@ -1,6 +1,9 @@
-// matrix.cpp: loads of 8x8 matrices; the host's half conversion instruction is used where it is there.
+// matrix.cpp: the arithmetic of simdgroup_matrix and matmul2d, and how cooperative tensors lie in the threads. The
+// host's half conversion instruction is used where it is there.
 #include <cmath>
 #include <cstring>
+#include <numeric>
+#include <random>
 
 #include "devices/emulator/lane.h"
 #include "host/half.h"
@@ -103,6 +106,34 @@ void load_matrix(float* to, const void* from, std::size_t element_bytes, std::ui
 void multiply_accumulate(float* d, const float* a, const float* b, const float* c, bool exact) {
   static const Row fused = choose_fused_row();
   for (int r = 0; r < 64; r += 8) (exact ? exact_row : fused)(d + r, a + r, b, c + r);
+}
+
+// p[i] = RNE(a[2i] b[2i] + a[2i+1] b[2i+1]), products exact; q[j] = RNE(p[j] + p[j+4]); sum = RNE(sum + q[j]) by j.
+float multiply_rows(const float* a, const float* b, std::uint32_t chunks, float sum) {
+  typedef float Vector __attribute__((vector_size(16)));
+  for (std::uint32_t chunk = 0; chunk < chunks; ++chunk, a += 16, b += 16) {
+    Vector left[4], right[4];  // even k, even k, odd k, odd k
+    std::memcpy(left, a, sizeof(left));
+    std::memcpy(right, b, sizeof(right));
+    const Vector low = left[0] * right[0] + left[2] * right[2];
+    const Vector high = left[1] * right[1] + left[3] * right[3];
+    const Vector q = low + high;
+    for (int j = 0; j < 4; ++j) sum = sum + q[j];
+  }
+  return sum;
+}
+
+std::vector<std::uint32_t> tensor_layout(std::uint32_t elements, std::uint32_t threads, std::uint32_t capacity,
+                                         std::uint32_t run) {
+  std::vector<std::uint32_t> places(threads * capacity / run);
+  std::iota(places.begin(), places.end(), 0u);
+  std::mt19937 random(elements + threads);
+  for (std::size_t i = places.size(); i > 1; --i) std::swap(places[i - 1], places[random() % i]);
+  std::vector<std::uint32_t> slots(threads * capacity, elements);
+  for (std::uint32_t element = 0; element < elements; ++element) {
+    slots[places[element / run] * run + element % run] = element;
+  }
+  return slots;
 }
 
 }  // namespace expertile::emulator

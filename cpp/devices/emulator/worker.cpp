@@ -1,4 +1,4 @@
-// worker.cpp: lanes, meetings of lanes, and threadgroup memory.
+// worker.cpp: lanes and meetings of lanes.
 #include "devices/emulator/worker.h"
 
 #include <algorithm>
@@ -14,9 +14,6 @@ namespace {
 
 thread_local Worker* this_worker = nullptr;
 
-constexpr std::uint32_t kMaxArrays = 64;
-constexpr std::uint32_t kArenaBytes = kThreadgroupBytes + kMaxArrays * (kGuardBytes + 16);
-
 std::uint64_t next_random(std::uint64_t& state) {  // splitmix64
   state += 0x9e3779b97f4a7c15u;
   std::uint64_t z = state;
@@ -29,8 +26,6 @@ bool same_place(Site a, Site b) { return a.line == b.line && (a.file == b.file |
 
 // Unwinds the lane that failed; the message is in Worker::error_.
 struct LaneFailure {};
-
-std::string place(Site site) { return std::string(site.file) + ":" + std::to_string(site.line); }
 
 }  // namespace
 
@@ -85,7 +80,7 @@ void Worker::reset_lanes(const Threadgroup& threadgroup) {
   }
   for (std::uint32_t i = 0; i < threads_; ++i) {
     Lane& lane = lanes_[i];
-    lane.matrix_calls = 0;
+    lane.matrix_calls = lane.threadgroup_calls = 0;
     lane.phase = 0;
     lane.started = lane.finished = false;
     lane.waits_for = nullptr;
@@ -141,16 +136,17 @@ void Worker::finish_lane() {
   Simdgroup& group = simdgroups_[current_ / kLanes];
   const bool first_to_return = group.returned == 0;
   lane.finished = true;
-  ++finished_;
+  if (finished_++ == 0) finished_lane_ = current_;
   group.alive &= ~(1u << (current_ % kLanes));
   ++group.returned;
   if (at_barrier_ != 0) {
     fail("every thread at this barrier", "thread " + std::to_string(current_) + " returned", barrier_site_);
   }
   if (!first_to_return && group.finished_matrix_calls != lane.matrix_calls) {
-    fail(std::to_string(group.finished_matrix_calls) + " simdgroup_matrix calls as by the lanes that returned before",
+    fail(std::to_string(group.finished_matrix_calls) + " matrix calls as by the lanes that returned before",
          std::to_string(lane.matrix_calls) + " by thread " + std::to_string(current_), lane.matrix_site);
   }
+  check_threadgroup_calls(finished_lane_, "the return", lane.matrix_site);
   group.finished_matrix_calls = lane.matrix_calls;
   if (group.arrived != 0 && group.arrived == group.alive) complete(group, kMaxThreads);
 }
@@ -209,10 +205,18 @@ void Worker::check_meeting(std::uint32_t others) {
          "thread " + std::to_string(current_) + " at the " + lane.waits_for + " of " + place(lane.site), lane.site);
   }
   if (other.matrix_calls != lane.matrix_calls) {
-    fail(std::to_string(other.matrix_calls) + " simdgroup_matrix calls before this " + lane.waits_for + " as thread " +
+    fail(std::to_string(other.matrix_calls) + " matrix calls before this " + lane.waits_for + " as thread " +
              std::to_string(index),
          std::to_string(lane.matrix_calls) + " by thread " + std::to_string(current_), lane.site);
   }
+}
+
+// Has the present lane made as many calls of the whole threadgroup as the other one?
+void Worker::check_threadgroup_calls(std::uint32_t other, const char* where, Site site) {
+  if (lanes_[other].threadgroup_calls == lanes_[current_].threadgroup_calls) return;
+  fail(std::to_string(lanes_[other].threadgroup_calls) + " matmul2d calls of the threadgroup before " + where +
+           " as by thread " + std::to_string(other),
+       std::to_string(lanes_[current_].threadgroup_calls) + " by thread " + std::to_string(current_), site);
 }
 
 void Worker::complete(Simdgroup& group, std::uint32_t skip_lane) {
@@ -265,6 +269,8 @@ void Worker::barrier(Site site) {
   } else if (!same_place(barrier_site_, site)) {
     fail("every thread at the barrier of " + place(barrier_site_) + " as thread " + std::to_string(barrier_lane_),
          "thread " + std::to_string(current_) + " at another one", site);
+  } else {
+    check_threadgroup_calls(barrier_lane_, "this barrier", site);
   }
   group.barrier |= 1u << (current_ % kLanes);
   if (++at_barrier_ < threads_) {
@@ -292,7 +298,7 @@ MatrixCall& Worker::matrix_call(const void* memory, Site site, bool& first) {
   first = index == group.calls_used;
   if (first) {
     if (current_ / kLanes * kLanes + kLanes > threads_) {
-      fail("simdgroup_matrix in whole simdgroups", std::to_string(threads_) + " threads", site);
+      fail("a matrix call in whole simdgroups", std::to_string(threads_) + " threads", site);
     }
     if (index == group.calls.size()) group.calls.push_back(std::make_unique<MatrixCall>());
     ++group.calls_used;
@@ -304,10 +310,21 @@ MatrixCall& Worker::matrix_call(const void* memory, Site site, bool& first) {
   }
   MatrixCall& call = *group.calls[index];
   if (!same_place(call.site, site) || call.memory != memory) {
-    fail("all lanes at the same simdgroup_matrix call and memory as at " + place(call.site),
+    fail("all lanes at the same matrix call and memory as at " + place(call.site),
          "thread " + std::to_string(current_) + " at another", site);
   }
   return call;
+}
+
+MatrixCall& Worker::tensor_call(std::uint32_t simdgroups, const void* memory, Site site, bool& first) {
+  if (simdgroups != 1) {
+    if (simdgroups * kLanes != threads_) {
+      fail("matmul2d of the " + std::to_string((threads_ + kLanes - 1) / kLanes) + " simdgroups that were dispatched",
+           "one of " + std::to_string(simdgroups), site);
+    }
+    ++lanes_[current_].threadgroup_calls;
+  }
+  return matrix_call(memory, site, first);
 }
 
 void Worker::fail(const std::string& expected, const std::string& got, Site site) {
@@ -341,48 +358,20 @@ void Worker::fail_returned_lane(std::uint32_t source) {
        waiting.site);
 }
 
-void* Worker::threadgroup_memory(const void* key, std::size_t bytes, const char* name, Site site) {
-  unsigned char* base = memory_.get() + (16 - reinterpret_cast<std::uintptr_t>(memory_.get()) % 16) % 16;
-  for (const Array& array : arrays_) {
-    if (array.key == key) return base + array.offset;
-  }
-  const std::size_t rounded = (bytes + 15) / 16 * 16;
-  if (memory_used_ + rounded > kThreadgroupBytes || arrays_.size() == kMaxArrays) {
-    fail("threadgroup memory of at most " + std::to_string(kThreadgroupBytes) + " bytes",
-         std::to_string(memory_used_ + rounded) + " with " + name, site);
-  }
-  const std::uint32_t offset = memory_end_;
-  arrays_.push_back({key, offset, static_cast<std::uint32_t>(bytes), name, site});
-  std::memset(base + offset + bytes, kGuardByte, rounded - bytes + kGuardBytes);
-  memory_used_ += static_cast<std::uint32_t>(rounded);
-  memory_end_ += static_cast<std::uint32_t>(rounded + kGuardBytes);
-  return base + offset;
-}
-
-// Behind a threadgroup: checks the guards and fills what was used with garbage.
-std::string Worker::reset_memory() {
-  unsigned char* base = memory_.get() + (16 - reinterpret_cast<std::uintptr_t>(memory_.get()) % 16) % 16;
-  std::string error;
-  for (const Array& array : arrays_) {
-    const std::size_t guard = (array.bytes + 15) / 16 * 16 - array.bytes + kGuardBytes;
-    const std::size_t damaged = first_damaged(base + array.offset + array.bytes, guard);
-    if (damaged == guard || !error.empty()) continue;
-    error = expected_got(std::string("kernel ") + threadgroup_.kernel->info.name + ", " + place(array.site),
-                         "writes within the " + std::to_string(array.bytes) + " bytes of " + array.name,
-                         "one at byte " + std::to_string(array.bytes + damaged));
-  }
-  fill_garbage(base, memory_end_);
-  arrays_.clear();
-  memory_used_ = memory_end_ = 0;
-  return error;
-}
-
 std::uint32_t lane_in_simdgroup() { return this_worker->lane_in_simdgroup(); }
 SimdOperation& simd_operation() { return this_worker->simd_operation(); }
 void simd_meet(SimdFunction compute, const char* name, Site site) { this_worker->simd_meet(compute, name, site); }
 void threadgroup_barrier(Site site) { this_worker->barrier(site); }
 MatrixCall& matrix_call(const void* memory, Site site, bool& first) {
   return this_worker->matrix_call(memory, site, first);
+}
+MatrixCall& tensor_call(std::uint32_t simdgroups, const void* memory, Site site, bool& first) {
+  return this_worker->tensor_call(simdgroups, memory, site, first);
+}
+std::uint32_t thread_in_threadgroup() { return this_worker->thread_in_threadgroup(); }
+bool elements_in_fours() { return this_worker->elements_in_fours(); }
+void fail_call(const std::string& expected, const std::string& got, Site site) {
+  this_worker->fail(expected, got, site);
 }
 void fail_returned_lane(std::uint32_t lane) { this_worker->fail_returned_lane(lane); }
 void* threadgroup_memory(const void* key, std::size_t bytes, const char* name, Site site) {

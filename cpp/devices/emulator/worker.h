@@ -11,11 +11,14 @@
 
 #include "devices/emulator/fiber.h"
 #include "devices/emulator/lowered.h"
+#include "devices/garbage.h"
 
 namespace expertile::emulator {
 
 constexpr std::uint32_t kThreadgroupBytes = 32 * 1024;
 constexpr std::uint32_t kMaxThreads = 1024;
+constexpr std::uint32_t kMaxArrays = 64;
+constexpr std::uint32_t kArenaBytes = kThreadgroupBytes + kMaxArrays * (kGuardBytes + 16);
 
 enum class Order { Ascending, Reversed, Shuffled };
 
@@ -43,7 +46,11 @@ class Worker {
   SimdOperation& simd_operation();
   void simd_meet(SimdFunction compute, const char* name, Site site);
   void barrier(Site site);
+  std::uint32_t thread_in_threadgroup() const { return current_; }
+  bool elements_in_fours() const { return order_kind_ == Order::Ascending; }
   MatrixCall& matrix_call(const void* memory, Site site, bool& first);
+  MatrixCall& tensor_call(std::uint32_t simdgroups, const void* memory, Site site, bool& first);
+  [[noreturn]] void fail(const std::string& expected, const std::string& got, Site site);
   [[noreturn]] void fail_returned_lane(std::uint32_t lane);
   void* threadgroup_memory(const void* key, std::size_t bytes, const char* name, Site site);
 
@@ -51,7 +58,8 @@ class Worker {
   struct Lane {
     Context context;
     std::uint32_t matrix_calls = 0;
-    std::uint8_t phase = 0;  // which of the simdgroup's two operations comes next
+    std::uint32_t threadgroup_calls = 0;  // of those, the ones that take the whole threadgroup
+    std::uint8_t phase = 0;               // which of the simdgroup's two operations comes next
     bool started = false;
     bool finished = false;
     const char* waits_for = nullptr;
@@ -87,7 +95,7 @@ class Worker {
   void ready(std::uint32_t lane);
   void complete(Simdgroup& group, std::uint32_t skip_lane);
   void check_meeting(std::uint32_t others);
-  [[noreturn]] void fail(const std::string& expected, const std::string& got, Site site);
+  void check_threadgroup_calls(std::uint32_t other, const char* where, Site site);
   [[noreturn]] void fail_deadlock();
   void reset_lanes(const Threadgroup& threadgroup);
   std::string reset_memory();
@@ -108,6 +116,7 @@ class Worker {
   std::uint32_t at_barrier_ = 0;
   Site barrier_site_;
   std::uint32_t barrier_lane_ = 0;
+  std::uint32_t finished_lane_ = 0;  // the first that returned
   Threadgroup threadgroup_;
   std::string error_;
   std::unique_ptr<unsigned char[]> memory_;

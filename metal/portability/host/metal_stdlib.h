@@ -4,6 +4,9 @@
 #include "atomic.h"
 #include "half.h"
 #include "math.h"
+#if EXPERTILE_METAL_TENSOR
+#include "metal_tensor.h"
+#endif
 #include "simd.h"
 #include "simdgroup_matrix.h"
 #include "types.h"
