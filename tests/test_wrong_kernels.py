@@ -29,8 +29,8 @@ from kernel_checks import (
 from expertile import _core
 
 METAL = ROOT / "metal"
-READ_WEIGHTS = "weights.row_bytes, k + 8 * (unit % 4),"
-STAGE_WEIGHT = "+ 8 * (unit % 4) + j] = T(y[j]);"
+READ_WEIGHTS = "weights.row(n), k + 8 * (unit % 4),"
+STAGE_WEIGHT = "values[i][j / 4][j % 4] = T(y[j]);"
 
 
 class Fault(NamedTuple):
@@ -50,12 +50,12 @@ def dense(tile: int) -> Callable[[Launch], object]:
 FAULTS = [
     Fault(
         "the four parts of an inner step in reverse", "include/gemm_tile.h", READ_WEIGHTS,
-        "weights.row_bytes, k + 8 * (N == 32 ? 3 - unit % 4 : unit % 4),", dense(0),
+        "weights.row(n), k + 8 * (count == 32 ? 3 - unit % 4 : unit % 4),", dense(0),
         "relative L2",
     ),
     Fault(
         "weights too large by a unit of half in the last place", "include/gemm_tile.h", STAGE_WEIGHT,
-        "+ 8 * (unit % 4) + j] = T(S == 2 ? y[j] * 1.0007f : y[j]);", dense(1),
+        "values[i][j / 4][j % 4] = T(S == 2 ? y[j] * 1.0007f : y[j]);", dense(1),
         "relative L2",
     ),
     Fault(

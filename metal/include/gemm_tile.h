@@ -3,8 +3,10 @@
 //
 //   sums[m][n] = sum over k of rows[m][k] * weights[n][k],  k = 0 .. n_inner - 1
 //
-// A tile stages 32 values of k at a time: rows as they are, weights decoded in fp32 and rounded once to half. Rows and
-// columns behind the tile's real ones, and k behind n_inner, are staged as zero and never read from memory.
+// A tile takes 32 values of k at a time: rows as they are, weights decoded in fp32 and rounded once to half. Rows and
+// columns behind the tile's real ones, and k behind n_inner, count as zero and are never read from memory. Where the
+// unit gains by it (EXPERTILE_TILE_AHEAD), a step's loads are issued before the products of the step before, so that
+// they are under way meanwhile.
 #pragma once
 #include <metal_stdlib>
 
@@ -47,6 +49,8 @@ struct WeightRows {
   const device uchar* first;
   ulong row_bytes;
   uint count;
+  // Behind the last row lies no other: callers read nothing there.
+  METAL_FUNC const device uchar* row(uint n) const { return first + min(n, count) * row_bytes; }
 };
 
 template <typename Format>
@@ -67,75 +71,133 @@ METAL_FUNC ContiguousRows<T> contiguous_rows(const device T* matrix, ulong first
   return rows;
 }
 
-// Eight neighbouring values; two vectors where the rows are aligned for it.
-METAL_FUNC void copy8(const device half* from, bool aligned, threadgroup half* to) {
-  if (aligned) {
-    const device half4* source = reinterpret_cast<const device half4*>(from);
-    threadgroup half4* target = reinterpret_cast<threadgroup half4*>(to);
-    target[0] = source[0];
-    target[1] = source[1];
-  } else {
-    for (uint j = 0; j < 8; ++j) {
-      to[j] = from[j];
-    }
-  }
-}
+// What a thread stages of `count` rows in one step: units of eight k, on their way from memory to the staged operand.
+template <typename T, uint count, uint S>
+struct StagedUnits {
+  static constant constexpr uint units = (count * 4 + S * 32 - 1) / (S * 32);
+  typedef vec<T, 4> Four;
+  Four values[units][2];
 
-METAL_FUNC void copy8(const device float* from, bool aligned, threadgroup float* to) {
-  if (aligned) {
-    const device float4* source = reinterpret_cast<const device float4*>(from);
-    threadgroup float4* target = reinterpret_cast<threadgroup float4*>(to);
-    target[0] = source[0];
-    target[1] = source[1];
-  } else {
-    for (uint j = 0; j < 8; ++j) {
-      to[j] = from[j];
-    }
-  }
-}
-
-// staged[m][0..31] = rows[m][k .. k+31]
-template <uint M, uint S, typename Rows>
-METAL_FUNC void stage_rows(thread const Rows& rows, uint k, uint n_inner, uint thread_index,
-                           threadgroup typename Rows::Element* staged) {
-  typedef typename Rows::Element T;
-  for (uint unit = thread_index; unit < M * 4; unit += S * 32) {
-    const uint m = unit / 4;
-    const uint from = k + 8 * (unit % 4);
-    threadgroup T* to = staged + m * EXPERTILE_TILE_STRIDE(T) + 8 * (unit % 4);
-    if (m < rows.count && from + 8 <= n_inner) {
-      copy8(rows.row(m) + from, n_inner % 4 == 0, to);
+  // Eight neighbouring values; two vectors where the rows are aligned for it.
+  static METAL_FUNC void load8(const device T* from, bool aligned, thread Four* to) {
+    if (aligned) {
+      const device Four* source = reinterpret_cast<const device Four*>(from);
+      to[0] = source[0];
+      to[1] = source[1];
     } else {
       for (uint j = 0; j < 8; ++j) {
-        to[j] = m < rows.count && from + j < n_inner ? rows.row(m)[from + j] : T(0.0f);
+        to[j / 4][j % 4] = from[j];
       }
     }
   }
-}
 
-// staged[n][0..31] = weights[n][k .. k+31], rounded to T
-template <uint N, uint S, typename T, typename Format>
-METAL_FUNC void stage_weights(thread const WeightRows<Format>& weights, uint k, uint n_inner, uint thread_index,
-                              threadgroup T* staged) {
-  for (uint unit = thread_index; unit < N * 4; unit += S * 32) {
-    const uint n = unit / 4;
-    float y[8];
-    // A column that is not there counts as a row without weights: zeros.
-    RowReader<Format>::read8(weights.first + min(n, weights.count) * weights.row_bytes, k + 8 * (unit % 4),
-                             n < weights.count ? n_inner : 0, y);
-    for (uint j = 0; j < 8; ++j) {
-      staged[n * EXPERTILE_TILE_STRIDE(T) + 8 * (unit % 4) + j] = T(y[j]);
+  // rows[m][k .. k+31]
+  template <typename Rows>
+  METAL_FUNC void read_rows(thread const Rows& rows, uint k, uint n_inner, uint thread_index) {
+    for (uint i = 0; i < units; ++i) {
+      const uint unit = thread_index + i * S * 32;
+      const uint m = unit / 4;
+      const uint from = k + 8 * (unit % 4);
+      if (m < rows.count && from + 8 <= n_inner) {
+        load8(rows.row(m) + from, n_inner % 4 == 0, values[i]);
+      } else {
+        for (uint j = 0; j < 8; ++j) {
+          values[i][j / 4][j % 4] = m < rows.count && from + j < n_inner ? rows.row(m)[from + j] : T(0.0f);
+        }
+      }
     }
   }
-}
 
-// Threadgroup memory of a kernel, as float4: the staged operands and, when they are done with, the sums.
-template <typename T, uint M, uint N>
+  // weights[n][k .. k+31], rounded to T. A column that is not there counts as a row without weights: zeros.
+  template <typename Format>
+  METAL_FUNC void read_weights(thread const WeightRows<Format>& weights, uint k, uint n_inner, uint thread_index) {
+    for (uint i = 0; i < units; ++i) {
+      const uint unit = thread_index + i * S * 32;
+      const uint n = unit / 4;
+      float y[8];
+      RowReader<Format>::read8(weights.row(n), k + 8 * (unit % 4), n < weights.count ? n_inner : 0, y);
+      for (uint j = 0; j < 8; ++j) {
+        values[i][j / 4][j % 4] = T(y[j]);
+      }
+    }
+  }
+
+  METAL_FUNC void write(threadgroup T* staged, uint thread_index) {
+    for (uint i = 0; i < units; ++i) {
+      const uint unit = thread_index + i * S * 32;
+      if (unit < count * 4) {
+        threadgroup Four* to =
+            reinterpret_cast<threadgroup Four*>(staged + unit / 4 * EXPERTILE_TILE_STRIDE(T) + 8 * (unit % 4));
+        to[0] = values[i][0];
+        to[1] = values[i][1];
+      }
+    }
+  }
+};
+
+// The right operand of a tile, step by step: staged beside the rows, or read where the unit wants it.
+template <typename T, uint M, uint N, uint S, typename Format, bool in_registers>
+struct RightOperand {
+  StagedUnits<T, N, S> units;
+
+  METAL_FUNC void read(thread const WeightRows<Format>& weights, uint k, uint n_inner, uint thread_index) {
+    units.read_weights(weights, k, n_inner, thread_index);
+  }
+  METAL_FUNC void write(threadgroup T* staged, uint thread_index) { units.write(staged, thread_index); }
+  METAL_FUNC void multiply(threadgroup T* a, threadgroup T* b, uint simdgroup,
+                           thread TileAccumulator<T, M, N, S>& sums) {
+    sums.multiply(a, b, simdgroup);
+  }
+};
+
+template <typename T, uint M, uint N, uint S, typename Format>
+struct RightOperand<T, M, N, S, Format, true> {
+  WeightRows<Format> weights;
+  uint n_inner;
+  uint next;
+  uint k;
+
+  METAL_FUNC void read(thread const WeightRows<Format>& rows, uint step, uint inner, uint) {
+    weights = rows;
+    n_inner = inner;
+    next = step;
+  }
+  METAL_FUNC void write(threadgroup T*, uint) { k = next; }
+  METAL_FUNC void multiply(threadgroup T* a, threadgroup T*, uint simdgroup, thread TileAccumulator<T, M, N, S>& sums) {
+    sums.multiply(a, *this, simdgroup);
+  }
+  // Weights from..from+3 of the step, from a multiple of 4, of column n.
+  METAL_FUNC vec<T, 4> read4(uint n, uint from) const {
+    float y[8];
+    RowReader<Format>::read8(weights.row(n), k + from / 8 * 8, n < weights.count ? n_inner : 0, y);
+    vec<T, 4> four;
+    for (uint j = 0; j < 4; ++j) {
+      four[j] = T(from % 8 == 0 ? y[j] : y[j + 4]);
+    }
+    return four;
+  }
+};
+
+// Threadgroup memory of a kernel, as float4: the staged operands, `products` of them right ones, and, when they are
+// done with, the sums.
+template <typename T, uint M, uint N, uint S, uint products = 1>
 struct TilePool {
-  static constant constexpr uint staging = (M + N) * EXPERTILE_TILE_STRIDE(T) * sizeof(T), sums = M * N * 4;
+  static constant constexpr uint rows = M + (TileAccumulator<T, M, N, S>::right_in_registers ? 0 : products * N);
+  static constant constexpr uint staging = rows * EXPERTILE_TILE_STRIDE(T) * sizeof(T), sums = M * N * 4;
   static constant constexpr uint words = (staging > sums ? staging : sums) / 16;
   static_assert(words * 16 <= 32768, "a threadgroup has 32 KB");
 };
+
+// pool [M][N] fp32 = the sums.
+template <typename T, uint M, uint N, uint S>
+METAL_FUNC threadgroup const float* store_sums(thread TileAccumulator<T, M, N, S>& sums, uint simdgroup,
+                                               threadgroup float4* pool) {
+  threadgroup float* c = reinterpret_cast<threadgroup float*>(pool);
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // the operands have been read
+  sums.store(c, simdgroup);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  return c;
+}
 
 // pool [M][N] fp32 = the product; elements of missing rows and columns are 0. Every thread calls, uniformly.
 template <uint M, uint N, uint S, typename Rows, typename Format>
@@ -143,22 +205,69 @@ METAL_FUNC threadgroup const float* multiply_tile(thread const Rows& rows, threa
                                                   uint n_inner, uint thread_index, uint simdgroup,
                                                   threadgroup float4* pool) {
   typedef typename Rows::Element T;
+  typedef TileAccumulator<T, M, N, S> Sums;
   threadgroup T* a = reinterpret_cast<threadgroup T*>(pool);
   threadgroup T* b = a + M * EXPERTILE_TILE_STRIDE(T);
-  TileAccumulator<T, M, N, S> sums;
+  Sums sums;
+  StagedUnits<T, M, S> left;
+  RightOperand<T, M, N, S, Format, Sums::right_in_registers> right;
   sums.zero();
   for (uint k = 0; k < n_inner; k += EXPERTILE_TILE_INNER) {
+    if (k == 0 || !EXPERTILE_TILE_AHEAD) {
+      left.read_rows(rows, k, n_inner, thread_index);
+      right.read(weights, k, n_inner, thread_index);
+    }
     threadgroup_barrier(mem_flags::mem_threadgroup);  // what lay in the pool has been read
-    stage_rows<M, S>(rows, k, n_inner, thread_index, a);
-    stage_weights<N, S>(weights, k, n_inner, thread_index, b);
+    left.write(a, thread_index);
+    right.write(b, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    sums.multiply(a, b, simdgroup);
+    if (EXPERTILE_TILE_AHEAD && k + EXPERTILE_TILE_INNER < n_inner) {
+      left.read_rows(rows, k + EXPERTILE_TILE_INNER, n_inner, thread_index);
+      right.read(weights, k + EXPERTILE_TILE_INNER, n_inner, thread_index);
+    }
+    right.multiply(a, b, simdgroup, sums);
   }
-  threadgroup float* c = reinterpret_cast<threadgroup float*>(pool);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  sums.store(c, simdgroup);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  return c;
+  return store_sums(sums, simdgroup, pool);
+}
+
+// pool [M][N] fp32 = function.of(product with the first weights, product with the second), element by element: the rows
+// are staged once for both, and the function works on the accumulators.
+template <uint M, uint N, uint S, typename Rows, typename Format, typename Function>
+METAL_FUNC threadgroup const float* multiply_pair(thread const Rows& rows, thread const WeightRows<Format>& first,
+                                                  thread const WeightRows<Format>& second,
+                                                  thread const Function& function, uint n_inner, uint thread_index,
+                                                  uint simdgroup, threadgroup float4* pool) {
+  typedef typename Rows::Element T;
+  typedef TileAccumulator<T, M, N, S> Sums;
+  threadgroup T* a = reinterpret_cast<threadgroup T*>(pool);
+  threadgroup T* b = a + M * EXPERTILE_TILE_STRIDE(T);
+  threadgroup T* c = b + N * EXPERTILE_TILE_STRIDE(T);
+  Sums sums, others;
+  StagedUnits<T, M, S> left;
+  RightOperand<T, M, N, S, Format, Sums::right_in_registers> right, other;
+  sums.zero();
+  others.zero();
+  for (uint k = 0; k < n_inner; k += EXPERTILE_TILE_INNER) {
+    if (k == 0 || !EXPERTILE_TILE_AHEAD) {
+      left.read_rows(rows, k, n_inner, thread_index);
+      right.read(first, k, n_inner, thread_index);
+      other.read(second, k, n_inner, thread_index);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // what lay in the pool has been read
+    left.write(a, thread_index);
+    right.write(b, thread_index);
+    other.write(c, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (EXPERTILE_TILE_AHEAD && k + EXPERTILE_TILE_INNER < n_inner) {
+      left.read_rows(rows, k + EXPERTILE_TILE_INNER, n_inner, thread_index);
+      right.read(first, k + EXPERTILE_TILE_INNER, n_inner, thread_index);
+      other.read(second, k + EXPERTILE_TILE_INNER, n_inner, thread_index);
+    }
+    right.multiply(a, b, simdgroup, sums);
+    other.multiply(a, c, simdgroup, others);
+  }
+  sums.combine(others, function);
+  return store_sums(sums, simdgroup, pool);
 }
 
 // The tiles M,N,K,S of every GEMM, and the formats. each(function, Format, suffix, M, N, K, S).

@@ -4,10 +4,16 @@
 //     zero()
 //     multiply(a, b, simdgroup)   sums[m][n] += sum over k of a[m][k] * b[n][k];  a [M][32], b [N][32], k contiguous,
 //                                 rows EXPERTILE_TILE_STRIDE(T) elements apart
+//     multiply(a, columns, simdgroup)   the same where right_in_registers: columns.read4(n, k) are b[n][k .. k+3]
+//     combine(other, function)    sums = function.of(sums, other.sums), element by element
 //     store(c, simdgroup)         c [M][N] = sums
 //
 // Every thread of the threadgroup calls each of them, uniformly. The caller puts the barriers. Over k there is one
-// chain an element, ascending, so that the bits do not depend on M, N or S.
+// order an element, ascending, so that the bits do not depend on M, N or S.
+//
+// Bodies: mma of CUDA; simdgroup_matrix of every Apple GPU (the base library); and, for half operands where the host
+// defines EXPERTILE_METAL_TENSOR to 1, matmul2d of Metal 4. Its weights are staged like the others', or, with
+// EXPERTILE_METAL_K4 at 1, decoded straight into registers, four k of a column at a time.
 #pragma once
 #include <metal_stdlib>
 
@@ -17,6 +23,9 @@ using namespace metal;
 
 // One body a unit: a compiler with another one has its #elif here.
 #if defined(EXPERTILE_CUDA)
+
+// Operands go from memory to where they are staged in one step.
+#define EXPERTILE_TILE_AHEAD false
 
 // Rows of staged operands lie 16 bytes further apart than their length, so that the eight rows that a simdgroup reads
 // at once lie in different banks.
@@ -43,6 +52,7 @@ METAL_FUNC void multiply_blocks(thread float* sums, const thread uint* a, uint b
 // 32 products of a step are added up from zero there and then to the sum in fp32, rounded to nearest.
 template <typename T, uint M, uint N, uint S>
 struct TileAccumulator {
+  static constant constexpr bool right_in_registers = false;
   static constant constexpr uint row_blocks = M / 16, column_blocks = N / (8 * S);
   static_assert(M % 16 == 0 && N % (8 * S) == 0, "a tile is made of 16x8 blocks");
 
@@ -108,6 +118,17 @@ struct TileAccumulator {
     }
   }
 
+  template <typename Function>
+  METAL_FUNC void combine(thread TileAccumulator& other, thread const Function& function) {
+    for (uint r = 0; r < row_blocks; ++r) {
+      for (uint c = 0; c < column_blocks; ++c) {
+        for (uint i = 0; i < 4; ++i) {
+          sums[r][c][i] = function.of(sums[r][c][i], other.sums[r][c][i]);
+        }
+      }
+    }
+  }
+
   METAL_FUNC void store(threadgroup float* c, uint simdgroup) {
     const uint lane = simd_lane();
     for (uint r = 0; r < row_blocks; ++r) {
@@ -124,11 +145,17 @@ struct TileAccumulator {
 
 #elif defined(__METAL_VERSION__)
 
+#include <metal_simdgroup_matrix>
+
+// What the next step needs is loaded while this one multiplies.
+#define EXPERTILE_TILE_AHEAD true
+
 #define EXPERTILE_TILE_STRIDE(T) EXPERTILE_TILE_INNER
 
 // simdgroup_matrix 8x8, on every Apple GPU. A simdgroup owns N / S columns, whole.
 template <typename T, uint M, uint N, uint S>
 struct TileAccumulator {
+  static constant constexpr bool right_in_registers = false;
   static constant constexpr uint row_blocks = M / 8, column_blocks = N / (8 * S);
   static_assert(M % 8 == 0 && N % (8 * S) == 0, "a tile is made of 8x8 blocks");
 
@@ -159,6 +186,19 @@ struct TileAccumulator {
     }
   }
 
+  // Both matrices of a pair lie in the lanes alike.
+  template <typename Function>
+  METAL_FUNC void combine(thread TileAccumulator& other, thread const Function& function) {
+    for (uint r = 0; r < row_blocks; ++r) {
+      for (uint c = 0; c < column_blocks; ++c) {
+        for (uint i = 0; i < 2; ++i) {
+          sums[r][c].thread_elements()[i] =
+              function.of(sums[r][c].thread_elements()[i], other.sums[r][c].thread_elements()[i]);
+        }
+      }
+    }
+  }
+
   METAL_FUNC void store(threadgroup float* c, uint simdgroup) {
     for (uint r = 0; r < row_blocks; ++r) {
       for (uint column = 0; column < column_blocks; ++column) {
@@ -167,6 +207,141 @@ struct TileAccumulator {
     }
   }
 };
+
+#if EXPERTILE_METAL_TENSOR
+#if !__has_include(<MetalPerformancePrimitives/MetalPerformancePrimitives.h>)
+#error "tile_mma.h: the tensor library needs MetalPerformancePrimitives"
+#endif
+#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
+#include <metal_tensor>
+
+using namespace mpp::tensor_ops;
+
+// A staged operand. Extents go fastest first: k, then the row. The type is spelled out and never taken from a variable,
+// whose address space some versions of the header do not accept in it.
+typedef tensor<threadgroup half, dextents<int32_t, 2>, tensor_inline> TileOperand;
+
+METAL_FUNC TileOperand tile_operand(threadgroup half* staged, uint rows) {
+  return TileOperand(staged, dextents<int32_t, 2>(EXPERTILE_TILE_INNER, int32_t(rows)));
+}
+
+// The products of M rows and N columns by S simdgroups, added to what is there: the mode's default would overwrite it.
+// Rows of weights with k contiguous are a transposed right operand.
+template <uint M, uint N, uint S>
+using TileProduct = matmul2d<matmul2d_descriptor(M, N, EXPERTILE_TILE_INNER, false, true, false,
+                                                 matmul2d_descriptor::mode::multiply_accumulate),
+                             execution_simdgroups<S>>;
+
+#if EXPERTILE_METAL_K4
+// Do elements i .. i+3 of this lane hold four neighbouring k of one column?
+template <typename Right>
+METAL_FUNC bool is_four(thread const Right& right, ushort i) {
+  for (ushort j = 0; j < 4; ++j) {
+    if (i + j >= right.get_capacity() || !right.is_valid_element(i + j)) {
+      return false;
+    }
+  }
+  const auto first = right.get_multidimensional_index(i);
+  bool four = first[0] % 4 == 0;
+  for (ushort j = 1; j < 4; ++j) {
+    const auto at = right.get_multidimensional_index(i + j);
+    four = four && at[0] == first[0] + j && at[1] == first[1];
+  }
+  return four;
+}
+
+// The weights of a step, from `column` on, into the lanes. How they lie there is the unit's business: where it is in
+// fours of k, one decoding serves four elements, elsewhere each gets its own.
+template <typename Columns, typename Right>
+METAL_FUNC void fill_right(thread const Columns& columns, uint column, thread Right& right) {
+#pragma clang loop unroll(full)
+  for (ushort i = 0; i < right.get_capacity(); i += 4) {
+    if (is_four(right, i)) {
+      const auto at = right.get_multidimensional_index(i);
+      const half4 four = columns.read4(column + uint(at[1]), uint(at[0]));
+      for (ushort j = 0; j < 4; ++j) {
+        right[i + j] = four[j];
+      }
+      continue;
+    }
+    for (ushort j = i; j < i + 4; ++j) {
+      if (j < right.get_capacity() && right.is_valid_element(j)) {
+        const auto at = right.get_multidimensional_index(j);
+        right[j] = columns.read4(column + uint(at[1]), uint(at[0]) / 4 * 4)[uint(at[0]) % 4];
+      }
+    }
+  }
+}
+#endif
+
+// matmul2d. Which elements of the sums a lane has is the unit's business too: they are reached by their indices.
+template <uint M, uint N, uint S>
+struct TileAccumulator<half, M, N, S> {
+#if EXPERTILE_METAL_K4
+  // A simdgroup owns N / S columns, whole: operands in registers belong to one simdgroup's product.
+  static constant constexpr bool right_in_registers = true;
+  static constant constexpr uint owned = N / S;
+  typedef TileProduct<M, owned, 1> Product;
+  typedef typename Product::template cooperative_tensor_right_input_t<half, half, float, int> Right;
+#else
+  // The tile is every simdgroup's.
+  static constant constexpr bool right_in_registers = false;
+  static constant constexpr uint owned = 0;
+  typedef TileProduct<M, N, S> Product;
+  typedef TileOperand Right;
+#endif
+  typedef typename Product::template cooperative_tensor_destination_t<TileOperand, Right, float, int> Sums;
+
+  Sums sums;
+
+  METAL_FUNC void zero() {
+#pragma clang loop unroll(full)
+    for (ushort i = 0; i < sums.get_capacity(); ++i) {
+      if (sums.is_valid_element(i)) {
+        sums[i] = 0.0f;
+      }
+    }
+  }
+
+#if EXPERTILE_METAL_K4
+  template <typename Columns>
+  METAL_FUNC void multiply(threadgroup half* a, thread const Columns& columns, uint simdgroup) {
+    Product product;
+    TileOperand left = tile_operand(a, M);
+    Right right = product.template get_right_input_cooperative_tensor<half, half, float>();
+    fill_right(columns, simdgroup * owned, right);
+    product.run(left, right, sums);
+  }
+#else
+  METAL_FUNC void multiply(threadgroup half* a, threadgroup half* b, uint) {
+    Product product;
+    TileOperand left = tile_operand(a, M);
+    TileOperand right = tile_operand(b, N);
+    product.run(left, right, sums);
+  }
+#endif
+
+  template <typename Function>
+  METAL_FUNC void combine(thread TileAccumulator& other, thread const Function& function) {
+#pragma clang loop unroll(full)
+    for (ushort i = 0; i < sums.get_capacity(); ++i) {
+      if (sums.is_valid_element(i)) {
+        sums[i] = function.of(sums[i], other.sums[i]);
+      }
+    }
+  }
+
+  METAL_FUNC void store(threadgroup float* c, uint simdgroup) {
+#pragma clang loop unroll(full)
+    for (ushort i = 0; i < sums.get_capacity(); ++i) {
+      if (sums.is_valid_element(i)) {
+        const auto at = sums.get_multidimensional_index(i);
+        c[uint(at[1]) * N + simdgroup * owned + uint(at[0])] = sums[i];
+      }
+    }
+  }
+};
+#endif
 
 #else
 #error "tile_mma.h: no matrix multiply for this compiler"

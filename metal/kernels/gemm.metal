@@ -26,24 +26,24 @@ METAL_FUNC void write_scaled(threadgroup const float* sums, float scale, uint ro
   }
 }
 
-// h gets the tile's real part of silu(gate) * up. Both products go through the one pool, gate's by way of registers.
+struct Swiglu {
+  float gate_scale;
+  float up_scale;
+  METAL_FUNC float of(float gate, float up) const { return silu(gate_scale * gate) * (up_scale * up); }
+};
+
+// h gets the tile's real part of silu(gate) * up.
 template <uint M, uint N, uint S, typename Format>
 METAL_FUNC void write_swiglu(thread const ContiguousRows<half>& rows, thread const WeightRows<Format>& gate,
-                             thread const WeightRows<Format>& up, float gate_scale, float up_scale, uint n_inner,
+                             thread const WeightRows<Format>& up, thread const Swiglu& swiglu, uint n_inner,
                              uint thread_index, uint simdgroup, threadgroup float4* pool, device half* h, uint n_cols,
                              device atomic_uint* saturated) {
-  constexpr uint owned = M * N / (S * 32);
-  float g[owned];
-  threadgroup const float* sums = multiply_tile<M, N, S>(rows, gate, n_inner, thread_index, simdgroup, pool);
-  for (uint i = 0; i < owned; ++i) {
-    g[i] = gate_scale * sums[thread_index + i * S * 32];
-  }
-  sums = multiply_tile<M, N, S>(rows, up, n_inner, thread_index, simdgroup, pool);
+  threadgroup const float* values =
+      multiply_pair<M, N, S>(rows, gate, up, swiglu, n_inner, thread_index, simdgroup, pool);
   uint count = 0;
-  for (uint i = 0; i < owned; ++i) {
-    const uint at = thread_index + i * S * 32;
-    if (at / N < rows.count && at % N < up.count) {
-      h[ulong(at / N) * n_cols + at % N] = saturate_to_half(silu(g[i]) * (up_scale * sums[at]), count);
+  for (uint i = thread_index; i < M * N; i += S * 32) {
+    if (i / N < rows.count && i % N < up.count) {
+      h[ulong(i / N) * n_cols + i % N] = saturate_to_half(values[i], count);
     }
   }
   report_saturated(saturated, count);
@@ -55,7 +55,7 @@ template <typename Format, uint M, uint N, uint K, uint S>
     device float* y [[buffer(3)]], uint2 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(K == EXPERTILE_TILE_INNER, "the inner step");
-  threadgroup float4 pool[TilePool<half, M, N>::words];
+  threadgroup float4 pool[TilePool<half, M, N, S>::words];
   const uint row = group.y * M;
   const uint column = group.x * N;
   if (row >= args.n_rows || column >= args.n_cols) {
@@ -76,7 +76,7 @@ template <uint M, uint N, uint K, uint S>
     device float* y [[buffer(3)]], uint2 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(K == EXPERTILE_TILE_INNER, "the inner step");
-  threadgroup float4 pool[TilePool<float, M, N>::words];
+  threadgroup float4 pool[TilePool<float, M, N, S>::words];
   const uint row = group.y * M;
   const uint column = group.x * N;
   if (row >= args.n_rows || column >= args.n_cols) {
@@ -97,7 +97,7 @@ template <typename Format, uint M, uint N, uint K, uint S>
     uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(K == EXPERTILE_TILE_INNER, "the inner step");
-  threadgroup float4 pool[TilePool<half, M, N>::words];
+  threadgroup float4 pool[TilePool<half, M, N, S>::words];
   const uint column = group.x * N;
   if (group.y >= meta[EXPERTILE_META_TILES] || column >= args.n_cols) {
     return;
@@ -120,7 +120,7 @@ template <typename Format, uint M, uint N, uint K, uint S>
     uint2 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(K == EXPERTILE_TILE_INNER, "the inner step");
-  threadgroup float4 pool[TilePool<half, M, N>::words];
+  threadgroup float4 pool[TilePool<half, M, N, S>::words];
   const uint column = group.x * N;
   if (group.y >= meta[EXPERTILE_META_TILES] || column >= args.n_cols) {
     return;
@@ -145,7 +145,7 @@ template <typename Format, uint M, uint N, uint K, uint S>
     device atomic_uint* saturated [[buffer(5)]], uint2 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(K == EXPERTILE_TILE_INNER, "the inner step");
-  threadgroup float4 pool[TilePool<half, M, N>::words];
+  threadgroup float4 pool[TilePool<half, M, N, S, 2>::words];
   const uint row = group.y * M;
   const uint column = group.x * N;
   if (row >= args.n_rows || column >= args.n_cols) {
@@ -155,7 +155,10 @@ template <typename Format, uint M, uint N, uint K, uint S>
   const ContiguousRows<half> rows = contiguous_rows(xh, row, args.n_inner, min(M, args.n_rows - row));
   const WeightRows<Format> gate = weight_rows<Format>(w_gate, args.weight_row_bytes, column, columns);
   const WeightRows<Format> up = weight_rows<Format>(w_up, args.weight_row_bytes, column, columns);
-  write_swiglu<M, N, S>(rows, gate, up, args.gate_scale, args.up_scale, args.n_inner, thread_index, simdgroup, pool,
+  Swiglu swiglu;
+  swiglu.gate_scale = args.gate_scale;
+  swiglu.up_scale = args.up_scale;
+  write_swiglu<M, N, S>(rows, gate, up, swiglu, args.n_inner, thread_index, simdgroup, pool,
                         hh + ulong(row) * args.n_cols + column, args.n_cols, saturated);
 }
 
@@ -168,7 +171,7 @@ template <typename Format, uint M, uint N, uint K, uint S>
     device atomic_uint* saturated [[buffer(9)]], uint2 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(K == EXPERTILE_TILE_INNER, "the inner step");
-  threadgroup float4 pool[TilePool<half, M, N>::words];
+  threadgroup float4 pool[TilePool<half, M, N, S, 2>::words];
   const uint column = group.x * N;
   if (group.y >= meta[EXPERTILE_META_TILES] || column >= args.n_cols) {
     return;
@@ -178,8 +181,11 @@ template <typename Format, uint M, uint N, uint K, uint S>
   const ContiguousRows<half> rows = contiguous_rows(xh, tile.y, args.n_inner, min(M, tile.z));
   const WeightRows<Format> gate = weight_rows<Format>(gate_table[tile.x].data, args.weight_row_bytes, column, columns);
   const WeightRows<Format> up = weight_rows<Format>(up_table[tile.x].data, args.weight_row_bytes, column, columns);
-  write_swiglu<M, N, S>(rows, gate, up, gate_scale[tile.x], up_scale[tile.x], args.n_inner, thread_index, simdgroup,
-                        pool, h + ulong(tile.y) * args.n_cols + column, args.n_cols, saturated);
+  Swiglu swiglu;
+  swiglu.gate_scale = gate_scale[tile.x];
+  swiglu.up_scale = up_scale[tile.x];
+  write_swiglu<M, N, S>(rows, gate, up, swiglu, args.n_inner, thread_index, simdgroup, pool,
+                        h + ulong(tile.y) * args.n_cols + column, args.n_cols, saturated);
 }
 
 #define GATHERLESS_KERNEL(function, Format, suffix, M, N, K, S)                                                       \

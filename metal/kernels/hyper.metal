@@ -141,7 +141,7 @@ template <typename Format, uint M, uint N, uint K, uint S>
     device atomic_uint* saturated [[buffer(8)]], uint2 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   static_assert(K == EXPERTILE_TILE_INNER, "the inner step");
-  threadgroup float4 pool[TilePool<half, M, N>::words];
+  threadgroup float4 pool[TilePool<half, M, N, S>::words];
   const uint row = group.y * M;
   const uint column = group.x * N;
   if (row >= args.n_tokens || column >= args.dim) {
