@@ -13,6 +13,7 @@
 #include "args.h"
 #include "numeric.h"
 #include "quant.h"
+#include "quant_four.h"
 #include "tile_mma.h"
 
 using namespace metal;
@@ -168,11 +169,11 @@ struct RightOperand<T, M, N, S, Format, true> {
   }
   // Weights from..from+3 of the step, from a multiple of 4, of column n.
   METAL_FUNC vec<T, 4> read4(uint n, uint from) const {
-    float y[8];
-    RowReader<Format>::read8(weights.row(n), k + from / 8 * 8, n < weights.count ? n_inner : 0, y);
+    float y[4];
+    FourReader<Format>::read4(weights.row(n), k + from, n < weights.count ? n_inner : 0, y);
     vec<T, 4> four;
     for (uint j = 0; j < 4; ++j) {
-      four[j] = T(from % 8 == 0 ? y[j] : y[j + 4]);
+      four[j] = T(y[j]);
     }
     return four;
   }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,21 +33,18 @@ def host() -> Any:
 def launch_of(tmp_path_factory: pytest.TempPathFactory, host: Any) -> Callable[[str], Launch]:
     """A form's launches. Elements lie in fours where the threads go ascending, else each by itself: both in turn."""
     signatures = _core.kernels()
-    folder = tmp_path_factory.mktemp("tensor")
+    kernels = load(library.build_gemms(tmp_path_factory.mktemp("tensor") / "gemms"))
 
-    @functools.cache
     def of(form: str) -> Launch:
-        kernels = load(library.build_gemms(folder / form, form))
-        orders = ["ascending", "shuffled"]
+        orders = itertools.cycle(["shuffled", "ascending"])
 
         def run(kernel: str, args: bytes, buffers: list[Array], grid: Sequence[int]) -> None:
             if not kernel.startswith("gemm_"):
                 _core.run_kernel(host, kernel, args, buffers, list(grid))
                 return
-            orders.reverse()
             written = [not is_const for _, is_const in signatures[kernel]["buffers"]]
             bound = list(zip(buffers, written, strict=True))
-            assert run_case(kernels, kernel, args, bound, grid, order=orders[0], seed=3) == ""
+            assert run_case(kernels, f"{kernel}_{form}", args, bound, grid, order=next(orders), seed=3) == ""
 
         return run
 
@@ -83,18 +80,17 @@ def test_inner_and_output_sizes(launch: Launch, type_name: str, n_inner: int) ->
         check_dense(launch, type_name, 3, n_cols, n_inner, (TILES[0], TILES[3]))
 
 
-@pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize("type_name", library.FORMATS)
+@pytest.mark.parametrize(("type_name", "tile"), [*itertools.product(library.WHOLE, TILES), *library.GROUPED.items()])
 def test_grouped(launch: Launch, host: Any, type_name: str, tile: Tile) -> None:
     single.test_grouped_gemm_gatherless_and_with_swiglu(host, launch, type_name, tile)
 
 
-@pytest.mark.parametrize("type_name", library.FORMATS)
+@pytest.mark.parametrize("type_name", library.WHOLE)
 def test_shared_swiglu(launch: Launch, type_name: str) -> None:
     single.test_shared_swiglu_apart_by_vectors_and_fused(launch, type_name)
 
 
-@pytest.mark.parametrize("type_name", library.FORMATS)
+@pytest.mark.parametrize("type_name", library.WHOLE)
 def test_low_rank_up(launch: Launch, type_name: str) -> None:
     single.test_low_rank_up_gates_and_averages_the_streams(launch, type_name)
 
@@ -104,7 +100,7 @@ def test_fp32(launch: Launch, tile: Tile) -> None:
     check_fp32(launch, tile, 17, 33, 50)
 
 
-@pytest.mark.parametrize("type_name", ["IQ2_XS", "F16"])
+@pytest.mark.parametrize("type_name", library.FORMATS)
 def test_both_forms_add_in_the_measured_order(launch_of: Callable[[str], Launch], host: Any, type_name: str) -> None:
     rng = np.random.default_rng(11)
     inner = single.inner_size(type_name, 2)
@@ -119,3 +115,11 @@ def test_both_forms_add_in_the_measured_order(launch_of: Callable[[str], Launch]
         _core.run_kernel(host, kernel, args, buffers, list(grid))
 
     assert (dense(base, x, weight, TILES[0]) != want).any()  # another order, and so other bits
+
+
+@pytest.mark.parametrize("form", library.FORMS)
+@pytest.mark.parametrize("stem", ["gemm", "hyper"])
+def test_the_tensor_library_has_the_same_kernels(stem: str, form: str) -> None:
+    path = library.METAL / "kernels" / f"{stem}.metal"
+    names = {kernel.name for kernel in library.tensor_source(path, form).kernels}
+    assert names == {name for name, info in _core.kernels().items() if info["file"] == path.name}

@@ -157,8 +157,8 @@ def compiled(tmp_path: Path, old: str, new: str) -> str:
     kernels = tmp_path / "kernels"
     kernels.mkdir()
     (kernels / "traps.metal").write_text(text.replace(old, new))
-    library.write_units(tmp_path, [kernels / "traps.metal"], "k4", re.compile("staged_right|registers_right"), 1)
-    command = ["g++", *FLAGS, *library.defines("k4"), *INCLUDES, "-fsyntax-only", str(tmp_path / "lowered_traps_0.cpp")]
+    unit = library.write_traps(tmp_path, kernels / "traps.metal", "staged_right|registers_right")
+    command = ["g++", *FLAGS, library.TENSOR, *INCLUDES, "-fsyntax-only", str(unit)]
     return subprocess.run(command, capture_output=True, text=True).stderr
 
 

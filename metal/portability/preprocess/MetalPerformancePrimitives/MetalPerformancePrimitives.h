@@ -1,1 +1,1 @@
-// Stand-in for <metal_atomic>: reflect.py only expands this project's own macros; the shim of each target comes behind it.
+// Stand-in, as for <metal_tensor>: the shim of each target comes behind it.
