@@ -13,11 +13,8 @@ from functools import lru_cache
 from typing import Any
 
 from expertile.commands.common import (
-    add_command,
     check_writable,
     finish,
-    parse_routing,
-    positive_list,
     random_routing,
     say,
     show_table,
@@ -78,16 +75,9 @@ def model_name(text: str) -> str:
 
 
 def add(stages: Any) -> None:
-    """`--model` for the stages that can be predicted; a stage that nothing measures is predicted only."""
-    for stage, summary in (("plan", ""), ("gather", ""), ("moe", "a layer's plan, gather, products and sum: --model")):
-        if stage in stages.choices:
-            add_model_option(stages.choices[stage])
-            continue
-        parser = add_command(stages, stage, run_model, summary, device=False)
-        parser.add_argument("--model", type=model_name, required=True, metavar="NAME", help="predict: m5")
-        parser.add_argument("--tokens", type=positive_list, default=list(TOKENS), metavar="LIST", help="128,512,...")
-        parser.add_argument("--routing", type=parse_routing, default=None, metavar="R", help="uniform or zipf:S")
-        parser.add_argument("--csv", metavar="FILE", help="write the rows as CSV")
+    """`--model` for the stages that can be predicted."""
+    for stage in ("plan", "gather", "moe"):
+        add_model_option(stages.choices[stage])
 
 
 def add_model_option(parser: argparse.ArgumentParser) -> None:
