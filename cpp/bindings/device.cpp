@@ -3,6 +3,7 @@
 #include <variant>
 
 #include "bindings.h"
+#include "devices/cpu/kernels.h"
 #include "devices/cpu/peak.h"
 #include "expertile/program.h"
 
@@ -21,7 +22,8 @@ BufferRef to_device(Device& device, const py::array& array, const std::string& w
 
 // A kernel's launch; arrays are copied to the device, buffers are used as they are.
 Launch make_launch(Device& device, const std::string& kernel, const py::bytes& args,
-                   const std::vector<Argument>& arguments, std::array<std::uint32_t, 3> grid) {
+                   const std::vector<Argument>& arguments, std::array<std::uint32_t, 3> grid,
+                   const std::string& precision) {
   const KernelInfo* info = find_kernel(kernel);
   if (!info) throw std::invalid_argument(expected_got("run_kernel", "a kernel's name", kernel));
   if (arguments.size() != info->buffers.size()) {
@@ -31,6 +33,7 @@ Launch make_launch(Device& device, const std::string& kernel, const py::bytes& a
   Launch launch;
   launch.kernel = kernel;
   launch.grid.size = grid;
+  launch.precision = precision_from_name(precision);
   const std::string packed = args;
   launch.args.resize(packed.size());
   std::memcpy(launch.args.data(), packed.data(), packed.size());
@@ -53,8 +56,9 @@ Launch make_launch(Device& device, const std::string& kernel, const py::bytes& a
 }
 
 double run_kernel(Device& device, const std::string& kernel, const py::bytes& args,
-                  const std::vector<Argument>& arguments, std::array<std::uint32_t, 3> grid) {
-  const Launch launch = make_launch(device, kernel, args, arguments, grid);
+                  const std::vector<Argument>& arguments, std::array<std::uint32_t, 3> grid,
+                  const std::string& precision) {
+  const Launch launch = make_launch(device, kernel, args, arguments, grid, precision);
   const KernelInfo* info = find_kernel(kernel);
   Program program;
   program.name = kernel;
@@ -78,11 +82,11 @@ using KernelCall = std::tuple<std::string, py::bytes, std::vector<Argument>, std
 
 // Seconds a layer, `repeats` times, of a program in which the calls follow one another, `layers` times over.
 std::vector<double> time_kernels(Device& device, const std::vector<KernelCall>& calls, std::uint32_t layers,
-                                 std::uint32_t repeats) {
+                                 std::uint32_t repeats, const std::string& precision) {
   if (layers == 0 || repeats == 0) throw std::invalid_argument(expected_got("time_kernels", "layers, repeats >= 1", 0));
   std::vector<Group> once;
   for (const auto& [kernel, args, buffers, grid] : calls) {
-    once.push_back({kernel, {make_launch(device, kernel, args, buffers, grid)}});
+    once.push_back({kernel, {make_launch(device, kernel, args, buffers, grid, precision)}});
   }
   Program program;
   program.name = "time_kernels";
@@ -130,15 +134,19 @@ void bind_device(py::module_& m) {
       .def_readonly("present", &DeviceStatus::present)
       .def_readonly("detail", &DeviceStatus::detail);
   m.def("list_devices", &list_devices);
+  m.def("cpu_instructions", &cpu::kernel_names);
   m.def(
       "open_device",
       [](const std::string& kind, int threads, const std::string& order, std::uint64_t seed, bool guard,
-         std::optional<std::uint64_t> stream) { return open_device(kind, {threads, order, seed, guard, stream}); },
+         std::optional<std::uint64_t> stream, const std::string& instructions) {
+        return open_device(kind, {threads, order, seed, guard, stream, instructions});
+      },
       py::arg("kind"), py::arg("threads") = 0, py::arg("order") = "", py::arg("seed") = 0, py::arg("guard") = false,
-      py::arg("stream") = py::none());
+      py::arg("stream") = py::none(), py::arg("instructions") = "");
   m.def("run_kernel", &run_kernel, py::arg("device"), py::arg("kernel"), py::arg("args"), py::arg("buffers"),
-        py::arg("grid"));
-  m.def("time_kernels", &time_kernels, py::arg("device"), py::arg("calls"), py::arg("layers"), py::arg("repeats"));
+        py::arg("grid"), py::arg("precision") = "exact");
+  m.def("time_kernels", &time_kernels, py::arg("device"), py::arg("calls"), py::arg("layers"), py::arg("repeats"),
+        py::arg("precision") = "exact");
   m.def("measure_peak", &measure_peak, py::call_guard<py::gil_scoped_release>(), py::arg("threads") = 0);
   m.def("kernels", [] {
     py::dict table;

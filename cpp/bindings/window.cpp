@@ -43,6 +43,7 @@ py::dict program_to_dict(const Program& program) {
       py::dict row;
       row["kernel"] = launch.kernel;
       row["step"] = launch.step;
+      row["precision"] = precision_name(launch.precision);
       row["grid"] = launch.grid.indirect ? launch.grid.max_grid : launch.grid.size;
       row["indirect"] = static_cast<bool>(launch.grid.indirect);
       row["reads"] = reads;
@@ -152,7 +153,7 @@ py::list time_steps(Window& w, const std::vector<std::string>& names, std::uint3
 std::shared_ptr<Window> make_window(std::shared_ptr<const Model> model, std::shared_ptr<Device> device,
                                     std::uint32_t max_tokens, const std::string& plan, const TileTuple& gate_up,
                                     const TileTuple& down, const std::optional<std::vector<std::string>>& fuse,
-                                    const std::string& elementwise, bool profile) {
+                                    const std::string& elementwise, const std::string& precision, bool profile) {
   WindowOptions options;
   options.max_tokens = max_tokens;
   options.plan = plan;
@@ -160,6 +161,7 @@ std::shared_ptr<Window> make_window(std::shared_ptr<const Model> model, std::sha
   options.down = {down[0], down[1], down[2], down[3]};
   if (fuse) options.fusion = fusion_from_names(*fuse);
   options.elementwise = elementwise;
+  options.precision = precision_from_name(precision);
   options.profile = profile;
   const py::gil_scoped_release release;
   return std::make_shared<Window>(std::move(model), std::move(device), options);
@@ -171,7 +173,8 @@ void bind_window(py::module_& m) {
   const auto release = py::call_guard<py::gil_scoped_release>();
   py::class_<Window, std::shared_ptr<Window>>(m, "Window")
       .def(py::init(&make_window), py::arg("model"), py::arg("device"), py::arg("max_tokens"), py::arg("plan"),
-           py::arg("gate_up"), py::arg("down"), py::arg("fuse"), py::arg("elementwise"), py::arg("profile"))
+           py::arg("gate_up"), py::arg("down"), py::arg("fuse"), py::arg("elementwise"), py::arg("precision"),
+           py::arg("profile"))
       .def("moe_layer", &Window::moe_layer, release, py::arg("layer"), py::arg("n_tokens"))
       .def("run_step",
            [](Window& w, const std::string& step, std::uint32_t layer, std::uint32_t n_tokens) {

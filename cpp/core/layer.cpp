@@ -44,6 +44,8 @@ class Builder {
     const args::GemmArgs args{c_.n_tokens, w.n_cols, w.n_inner, w.scale, w.row_bytes};
     Launch launch;
     launch.step = step;
+    // The read of the hyper-connection and the router stay exact: their sums choose the experts.
+    if (!fp32 && launch.step == "shared") launch.precision = c_.options.precision;
     launch.kernel = std::string("gemm_dense_") + (fp32 ? "fp32" : type_info(w.type).suffix) + "_" + tile.suffix();
     launch.args = pack_args(args);
     launch.buffers = {read(x, tokens() * w.n_inner * (fp32 ? 4 : 2)), weight(w.buffer, w.name),
@@ -67,6 +69,7 @@ class Builder {
     const std::uint64_t rows = max_rows();
     Launch launch;
     launch.step = "experts";
+    launch.precision = c_.options.precision;
     launch.kernel = grouped_name("gemm_grouped_", w, tile) + (direct ? "_gatherless" : "");
     launch.args = pack_args(args);
     if (direct) {

@@ -2,8 +2,21 @@
 
 #include <algorithm>
 #include <map>
+#include <stdexcept>
+
+#include "expertile/error.h"
 
 namespace expertile {
+
+const char* precision_name(Precision precision) { return precision == Precision::Exact ? "exact" : "bf16"; }
+
+Precision precision_from_name(const std::string& name) {
+  for (const Precision precision : {Precision::Exact, Precision::Bf16}) {
+    if (name == precision_name(precision)) return precision;
+  }
+  throw std::invalid_argument(expected_got("precision", "exact or bf16", name));
+}
+
 namespace {
 
 struct Use {

@@ -159,6 +159,11 @@ Window::Window(std::shared_ptr<const Model> model, std::shared_ptr<Device> devic
   if (!options.elementwise.empty() && options.elementwise != "scalar" && options.elementwise != "vector") {
     throw std::invalid_argument(expected_got("Window: elementwise", "scalar or vector", options.elementwise));
   }
+  if (options.precision != Precision::Exact && std::string(device->kind()) != "cpu") {
+    throw std::invalid_argument(expected_got("Window: precision",
+                                             "exact, as the device is not cpu but " + std::string(device->kind()),
+                                             precision_name(options.precision)));
+  }
   const auto& variants = plan_variants();
   if (!options.plan.empty() && std::find(variants.begin(), variants.end(), options.plan) == variants.end()) {
     throw std::invalid_argument(expected_got("Window", "a plan variant", options.plan));

@@ -32,6 +32,11 @@ void check_binding(const Launch& launch, const Binding& binding, const KernelBuf
 
 }  // namespace
 
+void check_exact(const Launch& launch, const char* kind) {
+  if (launch.precision == Precision::Exact) return;
+  refuse(launch, std::string("precision exact on ") + kind, precision_name(launch.precision));
+}
+
 void check_launch(const Launch& launch, const KernelInfo& kernel) {
   if (launch.args.size() != kernel.args_bytes) {
     refuse(launch, "args of " + std::to_string(kernel.args_bytes) + " bytes", std::to_string(launch.args.size()));

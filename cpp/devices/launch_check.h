@@ -12,6 +12,9 @@ namespace expertile {
 // grid's place is not as it must be.
 void check_launch(const Launch& launch, const KernelInfo& kernel);
 
+// Refuses another precision than exact, for devices that have no other. Throws std::invalid_argument.
+void check_exact(const Launch& launch, const char* kind);
+
 // Throws DeviceError for a zero-sized grid and for a buffer range of no bytes: what Metal refuses when it runs.
 void check_run(const Launch& launch);
 

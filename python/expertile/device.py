@@ -26,6 +26,7 @@ def open_device(
     seed: int = 0,
     guard: bool = False,
     stream: int | None = None,
+    instructions: str = "",
 ) -> Device:
     """Opens a device.
 
@@ -37,8 +38,11 @@ def open_device(
     stream   cuda: handle of the caller's CUDA stream (torch: `torch.cuda.current_stream().cuda_stream`) on which all
              work is then put, behind what is on it already; the caller keeps it as long as the device. It names the
              GPU, too. None = a stream of the device's own on the first GPU.
+    instructions  cpu: "amx", "avx512", "avx2", "neon" or "portable"; "" = the best of this machine. They change
+             nothing but the order of a GEMM's sum, and that on "amx" alone; the others agree bit for bit.
 
-    Raises ValueError for an unknown kind or a stream where none can be, RuntimeError where it is absent, saying why.
+    Raises ValueError for an unknown kind, a stream where none can be or instructions that this machine lacks (naming
+    those it has), RuntimeError where the device is absent, saying why.
 
     >>> open_device("cpu", threads=1).kind
     'cpu'
@@ -46,4 +50,6 @@ def open_device(
     if kind is None:
         kind = next(status.kind for status in list_devices() if status.present)
     load_nvrtc()
-    return _core.open_device(kind, threads=threads, order=order, seed=seed, guard=guard, stream=stream)
+    return _core.open_device(
+        kind, threads=threads, order=order, seed=seed, guard=guard, stream=stream, instructions=instructions
+    )

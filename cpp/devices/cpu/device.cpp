@@ -42,7 +42,15 @@ std::string processor_name() {
 #endif
 }
 
-std::string device_name() { return processor_name() + " (" + cpu::kernels().name + ")"; }
+std::string device_name(const cpu::Kernels& kernels) { return processor_name() + " (" + kernels.name + ")"; }
+
+const cpu::Kernels& chosen_kernels(const std::string& instructions) {
+  if (const cpu::Kernels* kernels = cpu::find_kernels(instructions)) return *kernels;
+  std::string list;
+  for (const std::string& name : cpu::kernel_names()) list += (list.empty() ? "" : ", ") + name;
+  throw std::invalid_argument(
+      expected_got("open_device: instructions", "what this machine has: " + list, instructions));
+}
 
 // What Launch::pipeline points to.
 struct Prepared {
@@ -54,10 +62,13 @@ struct Prepared {
 class CpuDevice : public Device {
  public:
   explicit CpuDevice(const DeviceOptions& options)
-      : pool_(options.threads), emulator_({pool_.threads(), options.order, options.seed}), guard_(options.guard) {}
+      : kernels_(chosen_kernels(options.instructions)),
+        pool_(options.threads),
+        emulator_({pool_.threads(), options.order, options.seed}),
+        guard_(options.guard) {}
 
   const char* kind() const override { return "cpu"; }
-  std::string name() const override { return device_name(); }
+  std::string name() const override { return device_name(kernels_); }
 
   BufferRef alloc(std::uint64_t bytes, const std::byte* source) override {
     return std::make_shared<HostBuffer>("cpu", bytes, source, guard_);
@@ -109,7 +120,7 @@ class CpuDevice : public Device {
     const Prepared& prepared = *static_cast<const Prepared*>(launch.pipeline);
     if (prepared.native != nullptr) {
       check_run(launch);
-      NativeCall call{launch.args.data(), {}, resolve_grid(launch), pool_};
+      NativeCall call{launch.args.data(), {}, resolve_grid(launch), pool_, kernels_, launch.precision};
       for (const Binding& binding : launch.buffers) call.buffers.push_back(binding.buffer->host() + binding.offset);
       prepared.native(call);
     } else {
@@ -125,6 +136,7 @@ class CpuDevice : public Device {
     }
   }
 
+  const cpu::Kernels& kernels_;
   ThreadPool pool_;
   emulator::Emulator emulator_;  // for kernels without a native form
   bool guard_;
@@ -141,7 +153,7 @@ NativeKernel find_native(const std::string& name) {
   return nullptr;
 }
 
-DeviceStatus cpu_status() { return {"cpu", true, device_name()}; }
+DeviceStatus cpu_status() { return {"cpu", true, device_name(*cpu::find_kernels(""))}; }
 
 std::shared_ptr<Device> make_cpu_device(const DeviceOptions& options) { return std::make_shared<CpuDevice>(options); }
 

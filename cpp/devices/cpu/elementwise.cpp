@@ -22,7 +22,7 @@ void gr_epi_down(const NativeCall& call) {
   const std::size_t n = args.n_cols;
   call.pool.run_ranges(args.n_rows, row_grain(n), [&](std::size_t begin, std::size_t end, int) {
     std::uint32_t count = 0;
-    kernels().silu_half_row(lo + begin * n, args.divisor, (end - begin) * n, loh + begin * n, &count);
+    call.kernels.silu_half_row(lo + begin * n, args.divisor, (end - begin) * n, loh + begin * n, &count);
     count_saturated(saturated, count);
   });
 }
@@ -37,7 +37,7 @@ void swiglu_h(const NativeCall& call) {
   const std::size_t n = args.n_cols;
   call.pool.run_ranges(args.n_rows, row_grain(n), [&](std::size_t begin, std::size_t end, int) {
     std::uint32_t count = 0;
-    kernels().swiglu_half_row(gate + begin * n, up + begin * n, (end - begin) * n, to + begin * n, &count);
+    call.kernels.swiglu_half_row(gate + begin * n, up + begin * n, (end - begin) * n, to + begin * n, &count);
     count_saturated(saturated, count);
   });
 }
@@ -58,7 +58,7 @@ void act_f16(const NativeCall& call) {
       if (row_token[row] < 0) {
         std::fill_n(to + row * n, n, std::uint16_t{0});
       } else {
-        kernels().swiglu_half_row(gate + row * n, up + row * n, n, to + row * n, &count);
+        call.kernels.swiglu_half_row(gate + row * n, up + row * n, n, to + row * n, &count);
       }
     }
     count_saturated(saturated, count);
@@ -78,14 +78,14 @@ void write_streams(const NativeCall& call, std::size_t n_tokens, std::size_t str
     auto* out = reinterpret_cast<float*>(call.pool.scratch(worker, n * sizeof(float)));
     for (std::size_t token = begin; token < end; ++token) {
       float gate;
-      kernels().sigmoid_row(shared_gate + token, 1, &gate);
+      call.kernels.sigmoid_row(shared_gate + token, 1, &gate);
       routed(token, out);
-      kernels().add_scaled_row(shared + token * n, gate, n, out);
+      call.kernels.add_scaled_row(shared + token * n, gate, n, out);
       for (std::size_t c = 0; c < streams; ++c) {
         const float scaled = inject[token * streams + c] / static_cast<float>(streams);
         float weight;
-        kernels().sigmoid_row(&scaled, 1, &weight);
-        kernels().add_scaled_row(out, 2.0f * weight, n, x + (token * streams + c) * n);
+        call.kernels.sigmoid_row(&scaled, 1, &weight);
+        call.kernels.add_scaled_row(out, 2.0f * weight, n, x + (token * streams + c) * n);
       }
     }
   });
@@ -110,7 +110,7 @@ void moe_out_combine(const NativeCall& call) {
     std::fill_n(row, n, 0.0f);
     for (std::size_t slot = 0; slot < top_k; ++slot) {
       const std::int32_t at = position[token * top_k + slot];
-      if (at >= 0) kernels().add_scaled_row(y + static_cast<std::size_t>(at) * n, row_weight[at], n, row);
+      if (at >= 0) call.kernels.add_scaled_row(y + static_cast<std::size_t>(at) * n, row_weight[at], n, row);
     }
   });
 }
@@ -122,7 +122,8 @@ struct Choice {
 };
 
 // Ids and weights of one token; false where it cannot be routed.
-bool route(const float* logits, std::size_t n_experts, std::size_t top_k, std::int32_t* ids, float* weights) {
+bool route(const Kernels& kernels, const float* logits, std::size_t n_experts, std::size_t top_k, std::int32_t* ids,
+           float* weights) {
   constexpr float kInfinity = __builtin_inff();
   Choice chosen[32];
   std::size_t count = 0;
@@ -135,9 +136,9 @@ bool route(const float* logits, std::size_t n_experts, std::size_t top_k, std::i
     chosen[at] = {logit, static_cast<std::int32_t>(e)};
   }
   if (count < top_k) return false;
-  float exponents[32];
+  float exponents[32] = {};
   for (std::size_t slot = 0; slot < top_k; ++slot) exponents[slot] = chosen[slot].logit - chosen[0].logit;
-  kernels().exp_row(exponents, top_k, exponents);
+  kernels.exp_row(exponents, top_k, exponents);
   float sum = 0.0f;
   for (std::size_t slot = 0; slot < top_k; ++slot) sum = sum + exponents[slot];
   for (std::size_t slot = 0; slot < top_k; ++slot) {
@@ -156,7 +157,7 @@ void route_topk(const NativeCall& call) {
   const std::size_t n = args.n_experts, k = args.top_k;
   call.pool.run_ranges(args.n_tokens, 8, [&](std::size_t begin, std::size_t end, int) {
     for (std::size_t token = begin; token < end; ++token) {
-      if (route(logits + token * n, n, k, ids + token * k, weights + token * k)) continue;
+      if (route(call.kernels, logits + token * n, n, k, ids + token * k, weights + token * k)) continue;
       std::fill_n(ids + token * k, k, -1);
       std::fill_n(weights + token * k, k, 0.0f);
       if (status[token] == 0) status[token] = args.layer + 1;

@@ -6,7 +6,7 @@ namespace expertile::cpu {
 
 TaskScratch TaskScratch::take(ThreadPool& pool, int worker, const PanelGemm& gemm, std::size_t n_rows,
                               std::size_t n_sums) {
-  const std::size_t block = n_rows * gemm.row_floats();
+  const std::size_t block = padded(gemm.block_floats(n_rows));
   const std::size_t sums = padded(n_sums);
   std::byte* memory = pool.scratch(worker, (block + sums) * sizeof(float) + gemm.scratch_bytes());
   auto* floats = reinterpret_cast<float*>(memory);
@@ -14,7 +14,7 @@ TaskScratch TaskScratch::take(ThreadPool& pool, int worker, const PanelGemm& gem
 }
 
 std::vector<ExpertTask> expert_tasks(const std::uint32_t* tiles, std::uint32_t n_tiles, std::size_t n_columns,
-                                     std::size_t panel, int threads) {
+                                     std::size_t panel, std::size_t max_rows, int threads) {
   std::vector<ExpertTask> merged;
   std::size_t all_rows = 0;
   for (std::uint32_t i = 0; i < n_tiles; ++i) {
@@ -23,7 +23,7 @@ std::vector<ExpertTask> expert_tasks(const std::uint32_t* tiles, std::uint32_t n
     all_rows += rows;
     if (!merged.empty()) {
       ExpertTask& last = merged.back();
-      if (last.expert == expert && last.row + last.n_rows == row && last.n_rows + rows <= PanelGemm::kMaxRows) {
+      if (last.expert == expert && last.row + last.n_rows == row && last.n_rows + rows <= max_rows) {
         last.n_rows += rows;
         continue;
       }
@@ -56,14 +56,14 @@ void dense(const NativeCall& call, Type type, Operand operand) {
   const auto* x = call.buffer<const std::byte>(1);
   const Matrix matrix{call.buffer<const std::uint8_t>(2), args.weight_row_bytes};
   auto* y = call.buffer<float>(3);
-  const PanelGemm gemm(kernels(), type, operand, args.n_inner);
+  const PanelGemm gemm(call.kernels, type, operand, call.precision, args.n_inner);
   dense_product(
       call.pool, gemm, args.n_rows, args.n_cols, 1,
       [&](std::size_t row) { return x + row * args.n_inner * value_bytes; },
       [&](std::size_t, std::size_t column) { return matrix.row(column); },
       [&](std::size_t row, std::size_t count, std::size_t column, std::size_t columns, const float* sums) {
         for (std::size_t r = 0; r < count; ++r, sums += columns) {
-          kernels().scale_row(sums, args.scale, columns, y + (row + r) * args.n_cols + column);
+          call.kernels.scale_row(sums, args.scale, columns, y + (row + r) * args.n_cols + column);
         }
       });
 }
@@ -74,9 +74,8 @@ template <class Source, class Weights, class Emit>
 void grouped_task(ThreadPool& pool, int worker, const PanelGemm& gemm, const ExpertTask& task, std::size_t per_column,
                   const Source& source, const Weights& weights, const Emit& emit) {
   const TaskScratch scratch = TaskScratch::take(pool, worker, gemm, task.n_rows, task.n_rows * gemm.panel_weights());
-  for (std::size_t row = 0; row < task.n_rows; ++row) {
-    gemm.convert_row(source(task.row + row), row, task.n_rows, scratch.block);
-  }
+  gemm.convert_rows([&](std::size_t row) { return source(task.row + row); }, 0, task.n_rows, task.n_rows,
+                    scratch.block);
   const PanelGemm::Panel panel{nullptr, 0, scratch.block, task.n_rows, 0, task.n_rows, scratch.sums, 0};
   for_panels(gemm, panel, task.column, task.column + task.n_columns, per_column, scratch.rest, weights, emit);
 }
@@ -92,9 +91,9 @@ struct Grouped {
 template <class Source>
 void grouped(const NativeCall& call, Type type, const Grouped& plan, float* y, const Source& source) {
   const auto& args = call.arguments<args::GemmArgs>();
-  const PanelGemm gemm(kernels(), type, Operand::Half, args.n_inner);
-  const std::vector<ExpertTask> tasks =
-      expert_tasks(plan.tiles, plan.meta[EXPERTILE_META_TILES], args.n_cols, gemm.panel_weights(), call.pool.threads());
+  const PanelGemm gemm(call.kernels, type, Operand::Half, call.precision, args.n_inner);
+  const std::vector<ExpertTask> tasks = expert_tasks(plan.tiles, plan.meta[EXPERTILE_META_TILES], args.n_cols,
+                                                     gemm.panel_weights(), gemm.max_rows(), call.pool.threads());
   call.pool.run(tasks.size(), [&](std::size_t index, int worker) {
     const ExpertTask& task = tasks[index];
     const Matrix matrix{reinterpret_cast<const std::uint8_t*>(plan.table[task.expert]), args.weight_row_bytes};
@@ -103,21 +102,21 @@ void grouped(const NativeCall& call, Type type, const Grouped& plan, float* y, c
         call.pool, worker, gemm, task, 1, source, [&](std::size_t, std::size_t column) { return matrix.row(column); },
         [&](std::size_t column, std::size_t columns, const float* sums) {
           for (std::size_t row = 0; row < task.n_rows; ++row, sums += columns) {
-            kernels().scale_row(sums, scale, columns, y + (task.row + row) * args.n_cols + column);
+            call.kernels.scale_row(sums, scale, columns, y + (task.row + row) * args.n_cols + column);
           }
         });
   });
 }
 
 // half(silu(gate) * up) of `count` rows, gate and up side by side in `sums` and scaled there.
-std::uint32_t write_swiglu(float* sums, std::size_t count, std::size_t columns, float gate_scale, float up_scale,
-                           std::uint16_t* to, std::size_t stride) {
+std::uint32_t write_swiglu(const Kernels& kernels, float* sums, std::size_t count, std::size_t columns,
+                           float gate_scale, float up_scale, std::uint16_t* to, std::size_t stride) {
   std::uint32_t saturated = 0;
   for (std::size_t row = 0; row < count; ++row, sums += 2 * columns, to += stride) {
     float* up = sums + columns;
-    kernels().scale_row(sums, gate_scale, columns, sums);
-    kernels().scale_row(up, up_scale, columns, up);
-    kernels().swiglu_half_row(sums, up, columns, to, &saturated);
+    kernels.scale_row(sums, gate_scale, columns, sums);
+    kernels.scale_row(up, up_scale, columns, up);
+    kernels.swiglu_half_row(sums, up, columns, to, &saturated);
   }
   return saturated;
 }
@@ -152,12 +151,12 @@ void gemm_swiglu_f16(const NativeCall& call, Type type) {
                               {call.buffer<const std::uint8_t>(3), args.weight_row_bytes}};
   auto* h = call.buffer<std::uint16_t>(4);
   auto* saturated = call.buffer<std::uint32_t>(5);
-  const PanelGemm gemm(kernels(), type, Operand::Half, args.n_inner);
+  const PanelGemm gemm(call.kernels, type, Operand::Half, call.precision, args.n_inner);
   dense_product(
       call.pool, gemm, args.n_rows, args.n_cols, 2, [&](std::size_t row) { return x + row * args.n_inner; },
       [&](std::size_t part, std::size_t column) { return matrices[part].row(column); },
       [&](std::size_t row, std::size_t count, std::size_t column, std::size_t columns, float* sums) {
-        count_saturated(saturated, write_swiglu(sums, count, columns, args.gate_scale, args.up_scale,
+        count_saturated(saturated, write_swiglu(call.kernels, sums, count, columns, args.gate_scale, args.up_scale,
                                                 h + row * args.n_cols + column, args.n_cols));
       });
 }
@@ -172,9 +171,9 @@ void gemm_grouped_swiglu(const NativeCall& call, Type type) {
   const auto* meta = call.buffer<const std::uint32_t>(7);
   auto* h = call.buffer<std::uint16_t>(8);
   auto* saturated = call.buffer<std::uint32_t>(9);
-  const PanelGemm gemm(kernels(), type, Operand::Half, args.n_inner);
-  const std::vector<ExpertTask> tasks =
-      expert_tasks(tiles, meta[EXPERTILE_META_TILES], args.n_cols, gemm.panel_weights() / 2, call.pool.threads());
+  const PanelGemm gemm(call.kernels, type, Operand::Half, call.precision, args.n_inner);
+  const std::vector<ExpertTask> tasks = expert_tasks(tiles, meta[EXPERTILE_META_TILES], args.n_cols,
+                                                     gemm.panel_weights() / 2, gemm.max_rows(), call.pool.threads());
   call.pool.run(tasks.size(), [&](std::size_t index, int worker) {
     const ExpertTask& task = tasks[index];
     Matrix matrices[2];
@@ -186,8 +185,8 @@ void gemm_grouped_swiglu(const NativeCall& call, Type type) {
         call.pool, worker, gemm, task, 2, [&](std::size_t row) { return x + row * args.n_inner; },
         [&](std::size_t part, std::size_t column) { return matrices[part].row(column); },
         [&](std::size_t column, std::size_t columns, float* sums) {
-          count += write_swiglu(sums, task.n_rows, columns, gate_scale[task.expert], up_scale[task.expert],
-                                h + task.row * args.n_cols + column, args.n_cols);
+          count += write_swiglu(call.kernels, sums, task.n_rows, columns, gate_scale[task.expert],
+                                up_scale[task.expert], h + task.row * args.n_cols + column, args.n_cols);
         });
     count_saturated(saturated, count);
   });

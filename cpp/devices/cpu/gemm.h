@@ -30,9 +30,9 @@ struct ExpertTask {
 };
 
 // The real rows of the plan's tiles, merged by expert, then cut: each task about as much work as another, its columns
-// a multiple of `panel`, next to each other.
+// a multiple of `panel`, next to each other, its rows at most max_rows.
 std::vector<ExpertTask> expert_tasks(const std::uint32_t* tiles, std::uint32_t n_tiles, std::size_t n_columns,
-                                     std::size_t panel, int threads);
+                                     std::size_t panel, std::size_t max_rows, int threads);
 
 // One worker's memory for a task: a block of rows in fp32, a panel's sums, what PanelGemm needs.
 struct TaskScratch {
@@ -70,22 +70,25 @@ void dense_product(ThreadPool& pool, const PanelGemm& gemm, std::size_t n_rows, 
                    std::size_t per_column, const Source& source, const Weights& weights, const Emit& emit) {
   const std::size_t most = std::max<std::size_t>(1, gemm.panel_weights() / per_column);
   const auto wanted = static_cast<std::size_t>(pool.threads()) * 4;
-  for (std::size_t first = 0; first < n_rows; first += PanelGemm::kMaxRows) {
-    const std::size_t rows = std::min(PanelGemm::kMaxRows, n_rows - first);
-    auto* block = reinterpret_cast<float*>(pool.shared_scratch(rows * gemm.row_floats() * sizeof(float)));
-    pool.run_ranges(rows, 4, [&](std::size_t begin, std::size_t end, int) {
-      for (std::size_t row = begin; row < end; ++row) gemm.convert_row(source(first + row), row, rows, block);
+  for (std::size_t first = 0; first < n_rows; first += gemm.max_rows()) {
+    const std::size_t rows = std::min(gemm.max_rows(), n_rows - first);
+    auto* block = reinterpret_cast<float*>(pool.shared_scratch(gemm.block_floats(rows) * sizeof(float)));
+    constexpr std::size_t kUnit = PanelGemm::kRowUnit;
+    const std::size_t units = (rows + kUnit - 1) / kUnit;
+    pool.run(units, [&](std::size_t unit, int) {
+      gemm.convert_rows([&](std::size_t row) { return source(first + row); }, unit * kUnit,
+                        std::min(rows, (unit + 1) * kUnit), rows, block);
     });
     // Columns first: their weights are decoded once. Rows are cut as well where there are too few columns.
     const std::size_t panels = (n_columns + most - 1) / most;
     const std::size_t column_tasks = std::min(panels, wanted);
-    const std::size_t row_tasks = std::max<std::size_t>(1, std::min(wanted / column_tasks, rows / 16));
+    const std::size_t row_tasks = std::max<std::size_t>(1, std::min(wanted / column_tasks, rows / kUnit));
     pool.run(column_tasks * row_tasks, [&](std::size_t task, int worker) {
       const std::size_t column_task = task / row_tasks, row_task = task % row_tasks;
       const std::size_t begin = std::min(n_columns, panels * column_task / column_tasks * most);
       const std::size_t end = std::min(n_columns, panels * (column_task + 1) / column_tasks * most);
-      const std::size_t row_begin = rows * row_task / row_tasks;
-      const std::size_t count = rows * (row_task + 1) / row_tasks - row_begin;
+      const std::size_t row_begin = units * row_task / row_tasks * kUnit;
+      const std::size_t count = std::min(rows, units * (row_task + 1) / row_tasks * kUnit) - row_begin;
       const TaskScratch scratch = TaskScratch::take(pool, worker, gemm, 0, count * most * per_column);
       const PanelGemm::Panel panel{nullptr, 0, block, rows, row_begin, count, scratch.sums, 0};
       for_panels(gemm, panel, begin, end, per_column, scratch.rest, weights,

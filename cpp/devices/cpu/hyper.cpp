@@ -21,11 +21,11 @@ void gr_norm_h(const NativeCall& call) {
     auto* row = reinterpret_cast<float*>(call.pool.scratch(worker, n * sizeof(float)));
     std::uint32_t count = 0;
     for (std::size_t i = begin; i < end; ++i) {
-      const float mean = kernels().square_sum(x + i * n, n) / static_cast<float>(n);
+      const float mean = call.kernels.square_sum(x + i * n, n) / static_cast<float>(n);
       const float inverse = 1.0f / std::sqrt(mean + args.eps);
       inverse_rms[i] = inverse;
-      kernels().normalise_row(x + i * n, inverse, gamma + i % streams * n, n, row);
-      kernels().round_row(row, n, normalised + i * n, &count);
+      call.kernels.normalise_row(x + i * n, inverse, gamma + i % streams * n, n, row);
+      call.kernels.round_row(row, n, normalised + i * n, &count);
     }
     count_saturated(saturated, count);
   });
@@ -39,18 +39,18 @@ void gr_inject(const NativeCall& call) {
   const auto* weights = call.buffer<const std::uint8_t>(4);
   auto* inject = call.buffer<float>(5);
   const std::size_t n = args.dim, streams = args.n_streams, width = n * streams;
-  const PanelGemm gemm(kernels(), Type::F32, Operand::Float, width);
+  const PanelGemm gemm(call.kernels, Type::F32, Operand::Float, Precision::Exact, width);
   constexpr std::size_t kTokens = 24;  // share one copy of the weights
   call.pool.run((args.n_tokens + kTokens - 1) / kTokens, [&](std::size_t task, int worker) {
     const std::size_t first = task * kTokens;
     const std::size_t count = std::min<std::size_t>(kTokens, args.n_tokens - first);
     // The row after the block's is where a token's normalised streams are made.
     const TaskScratch scratch = TaskScratch::take(call.pool, worker, gemm, count + 1, count * gemm.panel_weights());
-    float* row = scratch.block + count * gemm.row_floats();
+    float* row = scratch.block + gemm.block_floats(count);
     for (std::size_t i = 0; i < count; ++i) {
       for (std::size_t c = 0; c < streams; ++c) {
         const std::size_t stream = (first + i) * streams + c;
-        kernels().normalise_row(x + stream * n, inverse_rms[stream], gamma + c * n, n, row + c * n);
+        call.kernels.normalise_row(x + stream * n, inverse_rms[stream], gamma + c * n, n, row + c * n);
       }
       gemm.convert_row(row, i, count, scratch.block);
     }
@@ -78,7 +78,7 @@ void gemm_hc_up(const NativeCall& call, Type type) {
   auto* mixed_half = call.buffer<std::uint16_t>(7);
   auto* saturated = call.buffer<std::uint32_t>(8);
   const std::size_t n = args.dim, streams = args.n_streams;
-  const PanelGemm gemm(kernels(), type, Operand::Half, args.n_inner);
+  const PanelGemm gemm(call.kernels, type, Operand::Half, call.precision, args.n_inner);
   dense_product(
       call.pool, gemm, args.n_tokens, n, streams, [&](std::size_t token) { return lo + token * args.n_inner; },
       [&](std::size_t c, std::size_t d) { return matrix.row(c * n + d); },
@@ -86,15 +86,15 @@ void gemm_hc_up(const NativeCall& call, Type type) {
         std::uint32_t over = 0;
         float gate[PanelGemm::kMaxPanel], sum[PanelGemm::kMaxPanel], normalised[PanelGemm::kMaxPanel];
         for (std::size_t token = first; token < first + count; ++token, sums += streams * columns) {
-          kernels().sigmoid_row(sums, streams * columns, gate);
+          call.kernels.sigmoid_row(sums, streams * columns, gate);
           std::fill_n(sum, columns, 0.0f);
           for (std::size_t c = 0; c < streams; ++c) {
             const std::size_t stream = token * streams + c;
-            kernels().normalise_row(x + stream * n + d, inverse_rms[stream], gamma + c * n + d, columns, normalised);
-            kernels().add_product_row(normalised, gate + c * columns, columns, sum);
+            call.kernels.normalise_row(x + stream * n + d, inverse_rms[stream], gamma + c * n + d, columns, normalised);
+            call.kernels.add_product_row(normalised, gate + c * columns, columns, sum);
           }
           for (std::size_t i = 0; i < columns; ++i) mixed[token * n + d + i] = sum[i] / static_cast<float>(streams);
-          kernels().round_row(mixed + token * n + d, columns, mixed_half + token * n + d, &over);
+          call.kernels.round_row(mixed + token * n + d, columns, mixed_half + token * n + d, &over);
         }
         count_saturated(saturated, over);
       });

@@ -1,38 +1,80 @@
-// Which table of inner loops this machine runs.
+// Which tables of inner loops this machine runs.
 #include "devices/cpu/kernels.h"
 
 #include <array>
 
+#if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
+#define EXPERTILE_X86
+#include <cpuid.h>
+#endif
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace expertile::cpu {
 namespace {
 
+#if defined(EXPERTILE_X86)
+struct Leaf {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  Leaf(unsigned number, unsigned part) { __get_cpuid_count(number, part, &eax, &ebx, &ecx, &edx); }
+};
+
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+bool has_avx512_bf16() { return has_avx512() && (Leaf(7, 1).eax >> 5 & 1) != 0; }
+
+// The tiles' registers are the system's to grant, once for the process.
+bool has_amx() {
+#if defined(__x86_64__) && defined(__linux__)
+  const unsigned features = Leaf(7, 0).edx;
+  if (!has_avx512_bf16() || (features >> 22 & 1) == 0 || (features >> 24 & 1) == 0) return false;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
+#else
+  return false;
+#endif
+}
+#endif
+
 bool machine_has(const std::string& name) {
-#if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
+#if defined(EXPERTILE_X86)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  if (name == "avx2") return avx2;
-  if (name == "avx512") {
-    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  }
+  if (name == "avx2") return has_avx2();
+  if (name == "avx512") return has_avx512();
+  if (name == "amx") return has_amx();
 #endif
   return name == "portable" || name == "neon";  // NEON is part of its baseline: compiled means present
+}
+
+// Best first.
+std::array<const Kernels*, 5> tables() {
+  return {amx_kernels(), avx512_kernels(), avx2_kernels(), neon_kernels(), portable_kernels()};
 }
 
 }  // namespace
 
 const Kernels* find_kernels(const std::string& name) {
   fill_grid_codes();
-  const std::array<const Kernels*, 4> tables = {avx512_kernels(), avx2_kernels(), neon_kernels(), portable_kernels()};
-  for (const Kernels* table : tables) {
+  for (const Kernels* table : tables()) {
     if (table != nullptr && (name.empty() || name == table->name) && machine_has(table->name)) return table;
   }
   return nullptr;
 }
 
-const Kernels& kernels() {
-  static const Kernels* best = find_kernels("");
-  return *best;
+std::vector<std::string> kernel_names() {
+  std::vector<std::string> names;
+  for (const Kernels* table : tables()) {
+    if (table != nullptr && machine_has(table->name)) names.emplace_back(table->name);
+  }
+  return names;
 }
 
 }  // namespace expertile::cpu

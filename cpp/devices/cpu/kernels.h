@@ -4,11 +4,22 @@
 // with k mod 16 = i added to sum i in ascending k; then s[i] + s[i+8], s[i] + s[i+4], s[i] + s[i+2], s[0] + s[1].
 // Products of two halves are exact in fp32, so that a fused multiply-add and a multiply and an add agree; fp32
 // products are rounded before they are added, everywhere.
+//
+// The precision "bf16" rounds the weights, halves by then, once more; activations stay what they are, so that a layer's
+// error is half of what it would be with both rounded. Products are exact still, and the order is the same.
+//
+// "amx" has tiles of bf16 and an order of its own, again one for one row as for many. A half is exactly the sum of two
+// bf16, its upper 8 significant bits and the rest: activations are split so, and in the exact precision the weights.
+// Each product of parts has its own sum: in ascending steps of 32 values of k one tdpbf16ps adds up a step's even
+// products and its odd products, each in ascending order, then the two, then that to the sum. (Which of a step's values
+// are even is the packing's choice.) At the end high weight by high row, high by low, and in the exact precision low
+// by high and low by low are added, in this order. An infinite operand's sum is NaN.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "expertile/tensor.h"
 
@@ -53,13 +64,48 @@ struct DirectStep {
 };
 using DirectDot = void (*)(const DirectStep& step);
 
+// Packs `n` weights: `high` takes them rounded to bf16, or with `low` split between the two; zeros up to a multiple
+// of 32.
+using PackRow = void (*)(const std::uint8_t* blocks, std::size_t n, std::uint32_t* high, std::uint32_t* low);
+
 struct FormatKernels {
   DecodeRow decode;
   DirectDot direct;
+  PackRow pack;  // nullptr where the table packs no operands
+};
+
+inline constexpr std::size_t kPack = 32;
+
+// A panel on a machine with matrix tiles: n_weights <= tile_weights compressed rows by rows first_row .. first_row +
+// count of a block that `convert_rows` filled; first_row is a multiple of 16.
+struct TilePanel {
+  FormatKernels format;
+  std::size_t elements, bytes;  // of the format's quant block
+  std::size_t n_inner;
+  bool exact;
+  const std::uint8_t* const* weights;
+  int n_weights;
+  const std::uint32_t* block;
+  std::size_t first_row, count;
+  float* sums;
+  std::size_t sums_stride;
+  std::byte* scratch;
+};
+
+// The product by matrix tiles of bf16.
+struct TileKernels {
+  std::size_t max_rows;       // of a block: it must stay in the L2 cache
+  std::size_t weights[2];     // rows of a panel: rounded, exact
+  std::size_t scratch_bytes;  // of one worker
+  std::size_t (*block_words)(std::size_t n_inner, std::size_t n_rows);
+  // Up to 16 rows of halves, as tile number `tile` of a block.
+  void (*convert_rows)(const std::uint16_t* const* rows, std::size_t n_rows, std::size_t n_inner, std::size_t tile,
+                       bool exact, std::uint32_t* block);
+  void (*multiply)(const TilePanel& panel);
 };
 
 struct Kernels {
-  const char* name;   // "avx512", "avx2", "neon", "portable"
+  const char* name;   // "amx", "avx512", "avx2", "neon", "portable"
   int micro_weights;  // the largest step of `multiply`
   int micro_rows;
   int direct_rows;  // up to so many rows `direct` is the faster way
@@ -68,7 +114,9 @@ struct Kernels {
   std::size_t panel_weights;                     // weight rows decoded at once: the panel must stay in the L2 cache
   void (*multiply)(const MicroStep& step);       // halves
   void (*multiply_fp32)(const MicroStep& step);  // fp32: no fused multiply-add
+  const TileKernels* tiles;                      // nullptr: no matrix tiles
   void (*half_row)(const std::uint16_t* from, std::size_t n, float* to);  // and zeros up to a multiple of 16
+  void (*bf16_row)(std::size_t n, float* row);  // to bf16 and back, to nearest even; n up to a multiple of 16
   void (*round_row)(const float* from, std::size_t n, std::uint16_t* to, std::uint32_t* saturated);
   void (*exp_row)(const float* x, std::size_t n, float* to);
   void (*sigmoid_row)(const float* x, std::size_t n, float* to);
@@ -89,9 +137,11 @@ struct Kernels {
 
 // The best table that this machine runs, or the named one ("" = best); nullptr where the machine lacks it.
 const Kernels* find_kernels(const std::string& name);
-const Kernels& kernels();
+// The names of the tables that this machine runs, best first.
+std::vector<std::string> kernel_names();
 
 // One a source file; nullptr where the compiler's target has no such instructions.
+const Kernels* amx_kernels();
 const Kernels* avx512_kernels();
 const Kernels* avx2_kernels();
 const Kernels* neon_kernels();

@@ -9,29 +9,8 @@
 namespace expertile::cpu {
 
 const Kernels* avx512_kernels() {
-  static constexpr Kernels table = {
-      .name = "avx512",
-      .micro_weights = 4,
-      .micro_rows = 6,
-      .direct_rows = 4,
-      .inner_step = 1024,
-      .panel_weights = 32,
-      .multiply = multiply<4, 6, true>,
-      .multiply_fp32 = multiply<4, 6, false>,
-      .half_row = half_row,
-      .round_row = round_row,
-      .exp_row = exp_row,
-      .sigmoid_row = sigmoid_row,
-      .silu_half_row = silu_half_row,
-      .swiglu_half_row = swiglu_half_row,
-      .scale_row = scale_row,
-      .add_scaled_row = add_scaled_row,
-      .normalise_row = normalise_row,
-      .add_product_row = add_product_row,
-      .square_sum = square_sum,
-      .format = format,
-      .multiply_adds = multiply_adds,
-  };
+  static constexpr Kernels table =
+      table_of<4, 6>("avx512", {.direct_rows = 4, .inner_step = 1024, .panel_weights = 32}, format<false>);
   return &table;
 }
 

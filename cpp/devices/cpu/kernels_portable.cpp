@@ -3,9 +3,7 @@
 #include "devices/cpu/simd_portable.h"
 #include "quant.lowered.h"
 
-#include "devices/cpu/chains.h"
-#include "devices/cpu/micro.h"
-#include "devices/cpu/vector_math.h"
+#include "devices/cpu/table.h"
 
 namespace {
 
@@ -52,50 +50,51 @@ struct F32 {
   }
 };
 
+template <bool Packed>
 cpu::FormatKernels format(Type type) {
   switch (type) {
     case Type::F32:
-      return format_kernels<F32>();
+      return format_kernels<F32, Packed>();
     case Type::F16:
-      return format_kernels<F16>();
+      return format_kernels<F16, Packed>();
     case Type::BF16:
-      return format_kernels<BF16>();
+      return format_kernels<BF16, Packed>();
     case Type::Q4_0:
-      return format_kernels<Blocks<msl::Q4_0>>();
+      return format_kernels<Blocks<msl::Q4_0>, Packed>();
     case Type::Q5_0:
-      return format_kernels<Blocks<msl::Q5_0>>();
+      return format_kernels<Blocks<msl::Q5_0>, Packed>();
     case Type::Q5_1:
-      return format_kernels<Blocks<msl::Q5_1>>();
+      return format_kernels<Blocks<msl::Q5_1>, Packed>();
     case Type::Q8_0:
-      return format_kernels<Blocks<msl::Q8_0>>();
+      return format_kernels<Blocks<msl::Q8_0>, Packed>();
     case Type::Q2_0:
-      return format_kernels<Blocks<msl::Q2_0>>();
+      return format_kernels<Blocks<msl::Q2_0>, Packed>();
     case Type::Q2_K:
-      return format_kernels<Blocks<msl::Q2_K>>();
+      return format_kernels<Blocks<msl::Q2_K>, Packed>();
     case Type::Q3_K:
-      return format_kernels<Blocks<msl::Q3_K>>();
+      return format_kernels<Blocks<msl::Q3_K>, Packed>();
     case Type::Q4_K:
-      return format_kernels<Blocks<msl::Q4_K>>();
+      return format_kernels<Blocks<msl::Q4_K>, Packed>();
     case Type::Q5_K:
-      return format_kernels<Blocks<msl::Q5_K>>();
+      return format_kernels<Blocks<msl::Q5_K>, Packed>();
     case Type::Q6_K:
-      return format_kernels<Blocks<msl::Q6_K>>();
+      return format_kernels<Blocks<msl::Q6_K>, Packed>();
     case Type::IQ4_NL:
-      return format_kernels<Blocks<msl::IQ4_NL>>();
+      return format_kernels<Blocks<msl::IQ4_NL>, Packed>();
     case Type::IQ4_XS:
-      return format_kernels<Blocks<msl::IQ4_XS>>();
+      return format_kernels<Blocks<msl::IQ4_XS>, Packed>();
     case Type::IQ2_XXS:
-      return format_kernels<Blocks<msl::IQ2_XXS>>();
+      return format_kernels<Blocks<msl::IQ2_XXS>, Packed>();
     case Type::IQ2_XS:
-      return format_kernels<Blocks<msl::IQ2_XS>>();
+      return format_kernels<Blocks<msl::IQ2_XS>, Packed>();
     case Type::IQ2_S:
-      return format_kernels<Blocks<msl::IQ2_S>>();
+      return format_kernels<Blocks<msl::IQ2_S>, Packed>();
     case Type::IQ3_XXS:
-      return format_kernels<Blocks<msl::IQ3_XXS>>();
+      return format_kernels<Blocks<msl::IQ3_XXS>, Packed>();
     case Type::IQ3_S:
-      return format_kernels<Blocks<msl::IQ3_S>>();
+      return format_kernels<Blocks<msl::IQ3_S>, Packed>();
   }
-  return {nullptr, nullptr};
+  return {nullptr, nullptr, nullptr};
 }
 
 }  // namespace
@@ -103,29 +102,8 @@ cpu::FormatKernels format(Type type) {
 namespace expertile::cpu {
 
 const Kernels* portable_kernels() {
-  static constexpr Kernels table = {
-      .name = "portable",
-      .micro_weights = 2,
-      .micro_rows = 2,
-      .direct_rows = 1,
-      .inner_step = 1024,
-      .panel_weights = 16,
-      .multiply = multiply<2, 2, true>,
-      .multiply_fp32 = multiply<2, 2, false>,
-      .half_row = half_row,
-      .round_row = round_row,
-      .exp_row = exp_row,
-      .sigmoid_row = sigmoid_row,
-      .silu_half_row = silu_half_row,
-      .swiglu_half_row = swiglu_half_row,
-      .scale_row = scale_row,
-      .add_scaled_row = add_scaled_row,
-      .normalise_row = normalise_row,
-      .add_product_row = add_product_row,
-      .square_sum = square_sum,
-      .format = format,
-      .multiply_adds = multiply_adds,
-  };
+  static constexpr Kernels table =
+      table_of<2, 2>("portable", {.direct_rows = 1, .inner_step = 1024, .panel_weights = 16}, format<false>);
   return &table;
 }
 

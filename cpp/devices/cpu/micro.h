@@ -200,9 +200,86 @@ void direct_dot(const DirectStep& step) {
   }
 }
 
+// Two vectors of 16 halves to 16 words of bf16: their upper 8 significant bits, and the rest.
+template <bool Exact, class S = Simd>
+inline void store_split(Simd::Vector a, Simd::Vector b, std::uint32_t* high, std::uint32_t* low) {
+  const Simd::Vector upper_a = S::upper(a), upper_b = S::upper(b);
+  if constexpr (Exact) {
+    S::store_pairs(high, upper_a, upper_b);
+    S::store_pairs(low, S::subtract(a, upper_a), S::subtract(b, upper_b));
+  } else {  // packed as the rounded weights are
+    S::store_rounded(high, upper_a, upper_b);
+    S::store_rounded(low, S::subtract(a, upper_a), S::subtract(b, upper_b));
+  }
+}
+
+template <bool Exact, class S = Simd>
+inline void store_weights(Simd::Vector a, Simd::Vector b, std::uint32_t* high, std::uint32_t* low) {
+  if constexpr (Exact) {
+    store_split<true>(a, b, high, low);
+  } else {
+    S::store_rounded(high, a, b);
+  }
+}
+
+// Packs a block's vectors two by two: every decoder gives an even one right before the odd one behind it.
+template <bool Exact>
+struct PackSink {
+  std::uint32_t* high;
+  std::uint32_t* low;
+  Simd::Vector even;
+  void put(int i, Simd::Vector v) {
+    if (i % 2 == 0) {
+      even = v;
+    } else {
+      const int at = 16 * (i / 2);
+      store_weights<Exact>(even, v, high + at, Exact ? low + at : nullptr);
+    }
+  }
+};
+
+struct OneSink {
+  Simd::Vector value;
+  void put(int, Simd::Vector v) { value = v; }
+};
+
+template <class Format, bool Exact>
+void pack_blocks(const std::uint8_t* blocks, std::size_t n, std::uint32_t* high, std::uint32_t* low) {
+  if constexpr (Format::elements == 1) {
+    for (std::size_t k = 0; k < n; k += 32) {
+      OneSink a, b{Simd::all(0.0f)};
+      decode_step<Format>(blocks, n, k, a);
+      if (k + 16 < n) decode_step<Format>(blocks, n, k + 16, b);
+      store_weights<Exact>(a.value, b.value, high + k / 2, Exact ? low + k / 2 : nullptr);
+    }
+  } else {
+    for (std::size_t k = 0; k < n; k += kStep<Format>) {
+      PackSink<Exact> sink{high + k / 2, Exact ? low + k / 2 : nullptr, Simd::all(0.0f)};
+      decode_step<Format>(blocks, n, k, sink);
+    }
+  }
+}
+
 template <class Format>
+void pack_row(const std::uint8_t* blocks, std::size_t n, std::uint32_t* high, std::uint32_t* low) {
+  if (low == nullptr) {
+    pack_blocks<Format, false>(blocks, n, high, low);
+  } else {
+    pack_blocks<Format, true>(blocks, n, high, low);
+  }
+}
+
+template <class Format, bool Packed>
 constexpr expertile::cpu::FormatKernels format_kernels() {
-  return {decode_row<Format>, direct_dot<Format>};
+  if constexpr (Packed) {
+    return {decode_row<Format>, direct_dot<Format>, pack_row<Format>};
+  } else {
+    return {decode_row<Format>, direct_dot<Format>, nullptr};
+  }
+}
+
+void bf16_row(std::size_t n, float* row) {
+  for (std::size_t k = 0; k < n; k += 16) Simd::store(row + k, Simd::round_bf16(Simd::load(row + k)));
 }
 
 void half_row(const std::uint16_t* from, std::size_t n, float* to) {

@@ -7,6 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "devices/cpu/kernels.h"
+#include "expertile/program.h"
+
 namespace expertile {
 
 class ThreadPool;
@@ -17,6 +20,8 @@ struct NativeCall {
   std::vector<std::byte*> buffers;
   std::array<std::uint32_t, 3> grid;  // in threadgroups, read from meta already where the launch is indirect
   ThreadPool& pool;
+  const cpu::Kernels& kernels;
+  Precision precision;
 
   template <typename Args>
   const Args& arguments() const {

@@ -13,16 +13,33 @@ void copy_padded(const void* from, std::size_t n, float* to) {
 
 }  // namespace
 
-PanelGemm::PanelGemm(const Kernels& kernels, Type type, Operand operand, std::size_t n_inner)
+PanelGemm::PanelGemm(const Kernels& kernels, Type type, Operand operand, Precision precision, std::size_t n_inner)
     : kernels_(kernels),
       format_(kernels.format(type)),
-      operand_(operand),
+      way_(way_of(kernels, operand, precision)),
+      exact_(precision == Precision::Exact),
       n_inner_(n_inner),
       elements_(type_info(type).elements),
       bytes_(type_info(type).bytes) {}
 
+PanelGemm::Way PanelGemm::way_of(const Kernels& kernels, Operand operand, Precision precision) {
+  if (operand == Operand::Float) return Way::Floats;
+  if (kernels.tiles != nullptr) return Way::Tiles;
+  return precision == Precision::Exact ? Way::Halves : Way::Rounded;
+}
+
+std::size_t PanelGemm::panel_weights() const {
+  return way_ == Way::Tiles ? kernels_.tiles->weights[exact_ ? 1 : 0] : kernels_.panel_weights;
+}
+
+std::size_t PanelGemm::max_rows() const { return way_ == Way::Tiles ? kernels_.tiles->max_rows : kMaxRows; }
+
+std::size_t PanelGemm::block_floats(std::size_t n_rows) const {
+  return way_ == Way::Tiles ? kernels_.tiles->block_words(n_inner_, n_rows) : n_rows * padded(n_inner_);
+}
+
 bool PanelGemm::is_direct(std::size_t n_rows) const {
-  return operand_ == Operand::Half && n_rows <= static_cast<std::size_t>(kernels_.direct_rows);
+  return way_ == Way::Halves && n_rows <= static_cast<std::size_t>(kernels_.direct_rows);
 }
 
 // Few rows are not cut: the direct dot products walk them from end to end. Else the steps are about equal, and whole
@@ -34,20 +51,33 @@ std::size_t PanelGemm::inner_step(std::size_t n_rows) const {
   return ((n_inner_ + steps - 1) / steps + kBlocks - 1) / kBlocks * kBlocks;
 }
 
+void PanelGemm::convert_some(const void* const* rows, std::size_t first, std::size_t count, std::size_t n_rows,
+                             float* block) const {
+  if (way_ != Way::Tiles) {
+    for (std::size_t i = 0; i < count; ++i) convert_row(rows[i], first + i, n_rows, block);
+    return;
+  }
+  const std::uint16_t* halves[kRowUnit];
+  for (std::size_t i = 0; i < count; ++i) halves[i] = static_cast<const std::uint16_t*>(rows[i]);
+  kernels_.tiles->convert_rows(halves, count, n_inner_, first / kRowUnit, exact_,
+                               reinterpret_cast<std::uint32_t*>(block));
+}
+
 void PanelGemm::convert_row(const void* from, std::size_t row, std::size_t n_rows, float* block) const {
   const std::size_t full = inner_step(n_rows);
   for (std::size_t k = 0; k < n_inner_; k += full) {
     const std::size_t n = std::min(full, n_inner_ - k);
     float* to = block + k * n_rows + row * padded(n);
-    if (operand_ == Operand::Half) {
-      kernels_.half_row(static_cast<const std::uint16_t*>(from) + k, n, to);
-    } else {
+    if (way_ == Way::Floats) {
       copy_padded(static_cast<const float*>(from) + k, n, to);
+    } else {
+      kernels_.half_row(static_cast<const std::uint16_t*>(from) + k, n, to);
     }
   }
 }
 
 std::size_t PanelGemm::scratch_bytes() const {
+  if (way_ == Way::Tiles) return kernels_.tiles->scratch_bytes;
   const std::size_t step = std::min(kernels_.inner_step, padded(n_inner_));
   return kernels_.panel_weights * (step + kMaxRows * kLanes) * sizeof(float);
 }
@@ -55,10 +85,11 @@ std::size_t PanelGemm::scratch_bytes() const {
 void PanelGemm::decode(const Panel& panel, std::size_t k, std::size_t n, float* to) const {
   for (int w = 0; w < panel.n_weights; ++w, to += padded(n)) {
     const std::uint8_t* from = panel.weights[w] + k / elements_ * bytes_;
-    if (operand_ == Operand::Half) {
-      format_.decode(from, n, to);
-    } else {
+    if (way_ == Way::Floats) {
       copy_padded(from, n, to);
+    } else {
+      format_.decode(from, n, to);
+      if (way_ == Way::Rounded) kernels_.bf16_row(n, to);
     }
   }
 }
@@ -67,6 +98,7 @@ void PanelGemm::step(const Panel& panel, std::size_t k, std::size_t n, const flo
   const auto most_rows = static_cast<std::size_t>(kernels_.micro_rows);
   const std::size_t groups = (panel.count + most_rows - 1) / most_rows;
   const std::size_t stride = padded(n);
+  const auto multiply = way_ == Way::Floats ? kernels_.multiply_fp32 : kernels_.multiply;
   MicroStep step{};
   step.weight_stride = step.row_stride = step.n_inner = stride;
   step.sums_stride = panel.sums_stride;
@@ -81,20 +113,22 @@ void PanelGemm::step(const Panel& panel, std::size_t k, std::size_t n, const flo
       step.n_weights = std::min(kernels_.micro_weights, panel.n_weights - w);
       step.weights = decoded + static_cast<std::size_t>(w) * stride;
       step.sums = panel.sums + begin * panel.sums_stride + w;
-      if (operand_ == Operand::Half) {
-        kernels_.multiply(step);
-      } else {
-        kernels_.multiply_fp32(step);
-      }
+      multiply(step);
       step.partial += static_cast<std::size_t>(step.n_rows * step.n_weights) * kLanes;
     }
   }
 }
 
 void PanelGemm::multiply(const Panel& panel, std::byte* scratch) const {
+  if (way_ == Way::Tiles) {
+    const auto* block = reinterpret_cast<const std::uint32_t*>(panel.block);
+    kernels_.tiles->multiply({format_, elements_, bytes_, n_inner_, exact_, panel.weights, panel.n_weights, block,
+                              panel.first_row, panel.count, panel.sums, panel.sums_stride, scratch});
+    return;
+  }
   if (is_direct(panel.n_rows)) {
-    const float* rows = panel.block + panel.first_row * row_floats();
-    format_.direct({panel.weights, panel.n_weights, rows, row_floats(), static_cast<int>(panel.count), n_inner_,
+    const float* rows = panel.block + panel.first_row * padded(n_inner_);
+    format_.direct({panel.weights, panel.n_weights, rows, padded(n_inner_), static_cast<int>(panel.count), n_inner_,
                     panel.sums, panel.sums_stride});
     return;
   }

@@ -1,14 +1,16 @@
 // panel_gemm.h: the blocked product that every native GEMM of the cpu device is made of.
 //
 // sums[r, w] = sum over k of rows[r, k] * weights[w, k]: `weights` compressed rows of one format, decoded once into a
-// panel of fp32 values that stays in cache, and used for all rows; for very few rows the decoder feeds the sums.
-// Either way each sum is added up in the one order of kernels.h.
+// panel that stays in cache, and used for all rows; for very few rows the decoder feeds the sums. Either way each sum
+// is added up in the one order that kernels.h gives for the instruction set and the precision.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "devices/cpu/kernels.h"
+#include "expertile/program.h"
 
 namespace expertile::cpu {
 
@@ -16,21 +18,36 @@ enum class Operand { Half, Float };  // activations (and with Float the weights 
 
 class PanelGemm {
  public:
-  // At most this many rows in one call of `multiply`: what bounds the partial sums.
+  // At most this many rows in a block: what bounds the partial sums.
   static constexpr std::size_t kMaxRows = 256;
   static constexpr int kMaxPanel = 64;
+  static constexpr std::size_t kRowUnit = 16;  // a block is filled and cut by multiples of so many rows
 
-  PanelGemm(const Kernels& kernels, Type type, Operand operand, std::size_t n_inner);
+  // `precision` is that of halves; F32 is used in fp32.
+  PanelGemm(const Kernels& kernels, Type type, Operand operand, Precision precision, std::size_t n_inner);
 
   const Kernels& kernels() const { return kernels_; }
-  std::size_t panel_weights() const { return kernels_.panel_weights; }
+  std::size_t panel_weights() const;
+  std::size_t max_rows() const;
 
-  // Activation rows as fp32, cut in steps of k, rows of a step next to each other. `n_rows` is the block's.
-  std::size_t row_floats() const { return padded(n_inner_); }
+  // A block of n_rows activation rows, as this product reads them: fp32, cut in steps of k, rows of a step next to each
+  // other; or the tiles of TileKernels.
+  std::size_t block_floats(std::size_t n_rows) const;
+  // One row by itself: of floats, since halves may be packed 16 rows at a time.
   void convert_row(const void* from, std::size_t row, std::size_t n_rows, float* block) const;
+  // Rows begin .. end of the block, begin a multiple of 16; source(row) is where a row begins.
+  template <class Source>
+  void convert_rows(const Source& source, std::size_t begin, std::size_t end, std::size_t n_rows, float* block) const {
+    const void* rows[kRowUnit];
+    for (; begin < end; begin += kRowUnit) {
+      const std::size_t count = std::min(kRowUnit, end - begin);
+      for (std::size_t i = 0; i < count; ++i) rows[i] = source(begin + i);
+      convert_some(rows, begin, count, n_rows, block);
+    }
+  }
 
-  // Rows first_row .. first_row + count of a block of n_rows (<= kMaxRows) by n_weights <= panel_weights() weights.
-  // `sums` [count][sums_stride]; `scratch` of scratch_bytes(), one for each worker.
+  // Rows first_row .. first_row + count of a block of n_rows (<= max_rows()) by n_weights <= panel_weights() weights;
+  // first_row a multiple of 16. `sums` [count][sums_stride]; `scratch` of scratch_bytes(), one for each worker.
   struct Panel {
     const std::uint8_t* const* weights;
     int n_weights;
@@ -45,6 +62,12 @@ class PanelGemm {
   void multiply(const Panel& panel, std::byte* scratch) const;
 
  private:
+  // What a row of the panel holds: halves, floats or halves rounded to bf16, all as fp32; or tiles of bf16.
+  enum class Way { Halves, Floats, Rounded, Tiles };
+  static Way way_of(const Kernels& kernels, Operand operand, Precision precision);
+
+  void convert_some(const void* const* rows, std::size_t first, std::size_t count, std::size_t n_rows,
+                    float* block) const;
   bool is_direct(std::size_t n_rows) const;
   std::size_t inner_step(std::size_t n_rows) const;
   void decode(const Panel& panel, std::size_t k, std::size_t n, float* to) const;
@@ -52,7 +75,8 @@ class PanelGemm {
 
   const Kernels& kernels_;
   FormatKernels format_;
-  Operand operand_;
+  Way way_;
+  bool exact_;
   std::size_t n_inner_;
   std::size_t elements_;
   std::size_t bytes_;

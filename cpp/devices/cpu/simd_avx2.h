@@ -109,6 +109,39 @@ struct Simd {
     return v;
   }
 
+  // To bf16 and back, to nearest even. NaN passes.
+  static Vector round_bf16(Vector v) {
+    for (__m256& part : v.part) {
+      const __m256i bits = _mm256_castps_si256(part);
+      const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+      const __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+      const __m256 rounded = _mm256_and_ps(_mm256_castsi256_ps(up), upper_bits());
+      part = _mm256_blendv_ps(rounded, _mm256_and_ps(part, upper_bits()), _mm256_cmp_ps(part, part, _CMP_UNORD_Q));
+    }
+    return v;
+  }
+  static __m256 upper_bits() { return _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(0xffff0000))); }
+  // The upper 8 significant bits of halves.
+  static Vector upper(Vector v) {
+    for (__m256& part : v.part) part = _mm256_and_ps(part, upper_bits());
+    return v;
+  }
+  // 16 words: bf16 values of `a` in their lower halves, of `b` in their upper ones.
+  static void store_pairs(std::uint32_t* to, Vector a, Vector b) {
+    for (int i = 0; i < 2; ++i) {
+      const __m256i lower = _mm256_srli_epi32(_mm256_castps_si256(a.part[i]), 16);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to) + i, _mm256_or_si256(lower, _mm256_castps_si256(b.part[i])));
+    }
+  }
+  static void store_rounded(std::uint32_t* to, Vector a, Vector b) { store_pairs(to, round_bf16(a), round_bf16(b)); }
+
+  // 16 x 16 words, rows next to each other, to 16 x 16 with rows and columns exchanged.
+  static void transpose(const std::uint32_t* from, std::uint32_t* to) {
+    for (int i = 0; i < 16; ++i) {
+      for (int j = 0; j < 16; ++j) to[16 * j + i] = from[16 * i + j];
+    }
+  }
+
   static Table table(Vector values) {
     const __m128i low = to_half(values.part[0]);
     const __m128i high = to_half(values.part[1]);

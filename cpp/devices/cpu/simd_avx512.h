@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "devices/cpu/unroll.h"
+
 namespace {
 
 struct Simd {
@@ -79,6 +81,62 @@ struct Simd {
     const __mmask16 over = _mm512_cmp_ps_mask(_mm512_andnot_ps(sign, v.part[0]), most, _CMP_GT_OQ);
     count += static_cast<std::uint32_t>(__builtin_popcount(over));
     return {{_mm512_mask_or_ps(v.part[0], over, _mm512_and_ps(sign, v.part[0]), most)}};
+  }
+
+  // To bf16 and back, to nearest even. NaN passes.
+  static Vector round_bf16(Vector v) {
+    const __m512i bits = _mm512_castps_si512(v.part[0]);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 number = _mm512_cmp_ps_mask(v.part[0], v.part[0], _CMP_ORD_Q);
+    return upper({{_mm512_castsi512_ps(_mm512_mask_mov_epi32(bits, number, up))}});
+  }
+  // The upper 8 significant bits of halves.
+  static Vector upper(Vector v) {
+    const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+    return {{_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(v.part[0]), mask))}};
+  }
+  // 16 words: bf16 values of `a` in their lower halves, of `b` in their upper ones.
+  static void store_pairs(std::uint32_t* to, Vector a, Vector b) {
+    const __m512i lower = _mm512_srli_epi32(_mm512_castps_si512(a.part[0]), 16);
+    _mm512_storeu_si512(to, _mm512_or_si512(lower, _mm512_castps_si512(b.part[0])));
+  }
+#if defined(__AVX512BF16__)
+  // The 32 values in their order.
+  static void store_rounded(std::uint32_t* to, Vector a, Vector b) {
+    const __m512bh both = _mm512_cvtne2ps_pbh(b.part[0], a.part[0]);
+    std::memcpy(to, &both, sizeof(both));
+  }
+#endif
+
+  // 16 x 16 words, rows next to each other, to 16 x 16 with rows and columns exchanged.
+  static void transpose(const std::uint32_t* from, std::uint32_t* to) {
+    __m512i a[16], b[16];
+    EXPERTILE_UNROLL
+    for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(from + 16 * i);
+    EXPERTILE_UNROLL
+    for (int i = 0; i < 16; i += 2) {
+      b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+      b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    EXPERTILE_UNROLL
+    for (int i = 0; i < 16; i += 4) {  // a[i + j]: column j of each 128 bits, of rows i .. i+3
+      a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+      a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+      a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+      a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+    }
+    EXPERTILE_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const __m512i low_even = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88);  // columns j, 8 + j of rows 0 .. 7
+      const __m512i low_odd = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xdd);   // columns 4 + j, 12 + j
+      const __m512i high_even = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x88);
+      const __m512i high_odd = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xdd);
+      _mm512_storeu_si512(to + 16 * j, _mm512_shuffle_i32x4(low_even, high_even, 0x88));
+      _mm512_storeu_si512(to + 16 * (4 + j), _mm512_shuffle_i32x4(low_odd, high_odd, 0x88));
+      _mm512_storeu_si512(to + 16 * (8 + j), _mm512_shuffle_i32x4(low_even, high_even, 0xdd));
+      _mm512_storeu_si512(to + 16 * (12 + j), _mm512_shuffle_i32x4(low_odd, high_odd, 0xdd));
+    }
   }
 
   static Table table(Vector values) { return round_half(values).part[0]; }

@@ -84,6 +84,17 @@ struct Simd {
     for (float32x4_t& part : v.part) part = vcvt_f32_f16(vcvt_f16_f32(part));
     return v;
   }
+  // To bf16 and back, to nearest even. NaN passes.
+  static Vector round_bf16(Vector v) {
+    for (float32x4_t& part : v.part) {
+      const uint32x4_t bits = vreinterpretq_u32_f32(part);
+      const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+      const uint32x4_t up = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+      const uint32x4_t rounded = vbslq_u32(vceqq_f32(part, part), up, bits);
+      part = vreinterpretq_f32_u32(vandq_u32(rounded, vdupq_n_u32(0xffff0000u)));
+    }
+    return v;
+  }
   static Vector from_halves(uint16x8_t low, uint16x8_t high) {
     const float16x8_t a = vreinterpretq_f16_u16(low);
     const float16x8_t b = vreinterpretq_f16_u16(high);

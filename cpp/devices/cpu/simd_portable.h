@@ -96,6 +96,17 @@ struct Simd {
     return each(
         v, v, [](float x, float) { return expertile::msl::half_bits_to_float(expertile::msl::float_to_half_bits(x)); });
   }
+  // To bf16 and back, to nearest even. NaN passes.
+  static Vector round_bf16(const Vector& v) {
+    return each(v, v, [](float x, float) {
+      std::uint32_t bits;
+      std::memcpy(&bits, &x, 4);
+      if (x == x) bits += 0x7fff + ((bits >> 16) & 1);
+      bits &= 0xffff0000u;
+      std::memcpy(&x, &bits, 4);
+      return x;
+    });
+  }
   static Vector load_half(const std::uint8_t* p) {
     std::uint16_t bits[16];
     std::memcpy(bits, p, 32);

@@ -146,6 +146,7 @@ class CudaDevice final : public Device {
     for (const Group& group : program.groups) {
       for (const Launch& launch : group.launches) {
         // The bench's own kernels are not in the table.
+        check_exact(launch, "cuda");
         if (const KernelInfo* kernel = find_kernel(launch.kernel)) check_launch(launch, *kernel);
         names.push_back(launch.kernel);
       }

@@ -38,6 +38,7 @@ class EmulatorDevice : public Device {
           throw DeviceError(expected_got("emulator", "a kernel of metal/kernels", launch.kernel));
         }
         check_launch(launch, kernel->info);
+        check_exact(launch, "emulator");
         launch.pipeline = kernel;
       }
     }

@@ -23,6 +23,11 @@ struct Binding {
   std::string name;  // for people: "ids", "blk.0.ffn_gate_exps"
 };
 
+// How a GEMM takes its weights: as halves, exactly, or rounded once more, to bf16 (cpu alone).
+enum class Precision : std::uint8_t { Exact, Bf16 };
+const char* precision_name(Precision precision);         // "exact", "bf16"
+Precision precision_from_name(const std::string& name);  // std::invalid_argument for another name
+
 // Threadgroups to launch: given, or read by the device from three words of `indirect` at `indirect_offset` bytes.
 struct Grid {
   std::array<std::uint32_t, 3> size{1, 1, 1};
@@ -36,6 +41,7 @@ struct Launch {
   std::vector<std::byte> args;   // buffer(0), the kernel's args struct
   std::vector<Binding> buffers;  // buffer(1), buffer(2), ... in kernel order
   Grid grid;
+  Precision precision = Precision::Exact;
   std::string step;                // where its time is counted: "plan", "experts"
   const void* pipeline = nullptr;  // set by Device::prepare
 };

@@ -41,7 +41,8 @@ struct WindowOptions {
   // Of whole layers; a step by itself always runs the unfused kernels. None = the device's default.
   std::optional<Fusion> fusion;
   std::string elementwise;  // "scalar", "vector" (four columns a thread, the same bits); "" = the device's default
-  bool profile = false;     // run every launch by itself, so that seconds() knows each step's time
+  Precision precision = Precision::Exact;  // of the experts' GEMMs, the routed and the shared one's
+  bool profile = false;                    // run every launch by itself, so that seconds() knows each step's time
 };
 
 // The parts of a layer that can run by themselves, in order.

@@ -15,6 +15,7 @@ from typing import Any
 from expertile.commands.common import (
     check_writable,
     finish,
+    parse_routing,
     random_routing,
     say,
     show_table,

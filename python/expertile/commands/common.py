@@ -36,6 +36,15 @@ def add_command(
     return parser
 
 
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--precision",
+        choices=("exact", "bf16"),
+        default="exact",
+        help="weights in the experts' GEMMs: as halves, or on cpu rounded once more (default exact)",
+    )
+
+
 def positive(text: str) -> int:
     """A whole number of at least 1."""
     number = int(text) if text.isascii() and text.isdigit() else 0

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 import expertile
 from expertile import measure, reference
 from expertile.commands.common import check_writable, finish, random_routing, say
-from expertile.commands.layer_parity import EXACT_BOUND, FP16_BOUND, SEED, devices_for, gemm_row, verdict
+from expertile.commands.layer_parity import BF16_BOUND, EXACT_BOUND, FP16_BOUND, SEED, devices_for, gemm_row, verdict
 from expertile.commands.plan_parity import Routing, byte_difference, differing_bytes, plan_reference
 from expertile.commands.synth import synthetic
 from expertile.layer_weights import LayerWeights
@@ -31,6 +31,7 @@ class Run:
 
     n_tokens: int
     device: str
+    precision: str
     entries: Arrays  # gate, up, hidden, down
     y: NDArray[np.float32]
     differing: dict[str, int]
@@ -56,7 +57,7 @@ def run_moe(arguments: argparse.Namespace) -> int:
     tiles = {"gate_up": arguments.tile, "down": arguments.dtile}
     given = {name: chosen for name, chosen in tiles.items() if chosen is not None}
     windows = [
-        expertile.Window(model, device=device, max_tokens=max(arguments.tokens), **given)
+        expertile.Window(model, device=device, max_tokens=max(arguments.tokens), precision=arguments.precision, **given)
         for device in devices_for(arguments)
     ]
     tile_rows = (arguments.tile or (16,))[0]
@@ -101,7 +102,7 @@ def run_device(window: Any, mixed: NDArray[np.float32], routing: Routing, tile_r
     for name, source in names.items():
         entries[name] = np.zeros((*ids.shape, made[source].shape[1]), made[source].dtype)
         entries[name][ids >= 0] = made[source][position[ids >= 0]]
-    return Run(len(ids), window.device.kind, entries, y, differing)
+    return Run(len(ids), window.device.kind, window.precision, entries, y, differing)
 
 
 def expert_references(cases: list[Any], runs: list[list[Run]], weights: LayerWeights) -> list[Arrays]:
@@ -141,13 +142,14 @@ def moe_row(run: Run, routing: Routing, want: Arrays, fed_down: NDArray[Any]) ->
     ids, weights = routing
     kept = ids >= 0
     gemms = {
-        name: gemm_row(run.entries[name][kept], want[f"fp16 {name}"][kept], want[f"exact {name}"][kept])
+        name: gemm_row(run.entries[name][kept], want[f"fp16 {name}"][kept], want[f"exact {name}"][kept], run.precision)
         for name in ("gate", "up")
     }
     worst_down, _ = measure.worst_token_rel_l2(run.entries["down"][kept], fed_down[kept])
     made = reference.silu(run.entries["gate"][kept]) * run.entries["up"][kept].astype(np.float64)
     ulps = measure.half_ulp_distance(run.entries["hidden"][kept], reference.to_half(made)[0])
-    row: dict[str, Any] = {"tokens": run.n_tokens, "device": run.device, "against": "reference"}
+    row: dict[str, Any] = {"tokens": run.n_tokens, "device": run.device, "precision": run.precision}
+    row["against"] = "reference"
     for mode in ("fp16", "exact"):
         row[f"rel_l2_{mode}"] = measure.rel_l2(run.y, reference.combine(ids, weights, want[f"{mode} down"]))
     row["worst_gate"], row["worst_up"], row["worst_down"] = (
@@ -158,13 +160,14 @@ def moe_row(run: Run, routing: Routing, want: Arrays, fed_down: NDArray[Any]) ->
     row["hidden_ulps"] = int(ulps.max(initial=0))
     row["differing_bytes"] = sum(run.differing.values())
     row["differing"] = run.differing
+    exact = run.precision == "exact"
     row["ok"] = bool(
         row["differing_bytes"] == 0
         and all(gemm["ok"] for gemm in gemms.values())
-        and worst_down <= FP16_BOUND
+        and worst_down <= (FP16_BOUND if exact else BF16_BOUND)
         and row["hidden_ulps"] <= 1
-        and row["rel_l2_fp16"] <= FP16_BOUND
-        and row["rel_l2_exact"] <= EXACT_BOUND
+        and (not exact or row["rel_l2_fp16"] <= FP16_BOUND)
+        and row["rel_l2_exact"] <= (EXACT_BOUND if exact else BF16_BOUND)
     )
     return row
 
@@ -172,7 +175,8 @@ def moe_row(run: Run, routing: Routing, want: Arrays, fed_down: NDArray[Any]) ->
 def show(row: dict[str, Any]) -> None:
     wrong = [f"{name} ({count} bytes)" for name, count in row["differing"].items() if count]
     say(
-        f"{row['device']} T={row['tokens']}: plan {'WRONG: ' + ', '.join(wrong) if wrong else 'ok'}; "
+        f"{row['device']} {row['precision']} T={row['tokens']}: "
+        f"plan {'WRONG: ' + ', '.join(wrong) if wrong else 'ok'}; "
         f"y vs fp16-operand reference rel L2 {row['rel_l2_fp16']:.2e}, "
         f"vs exact float reference {row['rel_l2_exact']:.2e} {verdict(row['ok'])}"
     )

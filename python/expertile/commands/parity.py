@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from expertile.commands.common import add_command, positive_list, tile, word_list
+from expertile.commands.common import add_command, add_precision, positive_list, tile, word_list
 from expertile.commands.layer_parity import run_dense, run_prompt
 from expertile.commands.moe_parity import run_moe
 from expertile.commands.plan_parity import run_plan
@@ -33,6 +33,8 @@ def add(subparsers: Any) -> None:
     dense.add_argument("--tokens", type=positive_list, default=[33], metavar="LIST", help="rows (default 33)")
     dense.add_argument("--formats", type=word_list, metavar="LIST", help="types (default: all that have a kernel)")
     dense.add_argument("--tile", type=tile, metavar="M,N,K,S", help="only this tile (default: all)")
+    for stage in (moe, dense):
+        add_precision(stage)
     prompt = add_command(stages, "prompt", run_prompt, "router, hyper-connection, shared expert")
     prompt.add_argument("--tokens", type=positive_list, default=[33, 128], metavar="LIST", help="default 33,128")
     for stage in (moe, prompt):

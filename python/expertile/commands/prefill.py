@@ -20,6 +20,7 @@ from expertile import _core, quants, report_json
 from expertile.commands.common import (
     CheckFailed,
     add_command,
+    add_precision,
     check_writable,
     finish,
     human_bytes,
@@ -62,6 +63,7 @@ def add(subparsers: Any) -> None:
     parser.add_argument(
         "--threads", type=not_negative, default=0, metavar="N", help="threads of the device (default: all)"
     )
+    add_precision(parser)
 
 
 @dataclass
@@ -116,12 +118,13 @@ def run(arguments: argparse.Namespace) -> int:
     generated = time.perf_counter()
     source = open_source(arguments, model)
     chunk = min(arguments.chunk or DEFAULT_TOKENS, source.n_tokens)
-    window = expertile.Window(model, device=device, max_tokens=chunk, profile=True)
+    window = expertile.Window(model, device=device, max_tokens=chunk, precision=arguments.precision, profile=True)
     prepared = time.perf_counter()
     times = {"model_s": generated - started, "prepare_s": prepared - generated}
     config = model.config
     say(f"{label}: {config.n_layers} layers, {config.n_experts} experts, top {config.top_k}, dim {config.dim}")
-    say(f"device {device.kind} ({device.name}); {source.n_tokens} tokens in chunks of {chunk}; {source.text}")
+    operands = "" if window.precision == "exact" else f", precision {window.precision}"
+    say(f"device {device.kind} ({device.name}){operands}; {source.n_tokens} tokens in chunks of {chunk}; {source.text}")
     try:
         with output_file(arguments.out, (source.n_tokens, config.n_streams, config.dim)) as out:
             job = run_chunks(window, source, chunk, config.n_layers, out)
@@ -135,6 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
         "tokens": source.n_tokens,
         "chunk": chunk,
         "layers": config.n_layers,
+        "precision": window.precision,
         "model": label,
         "window_bytes": int(window.memory()),
         "saturated": job.saturated,
