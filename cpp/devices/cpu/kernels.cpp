@@ -28,13 +28,14 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
-bool has_avx512_bf16() { return has_avx512() && (Leaf(7, 1).eax >> 5 & 1) != 0; }
 
 // The tiles' registers are the system's to grant, once for the process.
 bool has_amx() {
 #if defined(__x86_64__) && defined(__linux__)
-  const unsigned features = Leaf(7, 0).edx;
-  if (!has_avx512_bf16() || (features >> 22 & 1) == 0 || (features >> 24 & 1) == 0) return false;
+  const Leaf features(7, 0);
+  const bool tiles = (features.edx >> 22 & 1) != 0 && (features.edx >> 24 & 1) != 0;
+  const bool vbmi = (features.ecx >> 1 & 1) != 0, bf16 = (Leaf(7, 1).eax >> 5 & 1) != 0;
+  if (!has_avx512() || !tiles || !vbmi || !bf16) return false;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   return granted;

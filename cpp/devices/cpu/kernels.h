@@ -11,9 +11,9 @@
 // "amx" has tiles of bf16 and an order of its own, again one for one row as for many. A half is exactly the sum of two
 // bf16, its upper 8 significant bits and the rest: activations are split so, and in the exact precision the weights.
 // Each product of parts has its own sum: in ascending steps of 32 values of k one tdpbf16ps adds up a step's even
-// products and its odd products, each in ascending order, then the two, then that to the sum. (Which of a step's values
-// are even is the packing's choice.) At the end high weight by high row, high by low, and in the exact precision low
-// by high and low by low are added, in this order. An infinite operand's sum is NaN.
+// products and its odd products, each in ascending order, then the two, then that to the sum. At the end high weight by
+// high row, high by low, and in the exact precision low by high and low by low are added, in this order. An infinite
+// operand's sum is NaN.
 #pragma once
 
 #include <cstddef>
@@ -100,7 +100,7 @@ struct TileKernels {
   std::size_t (*block_words)(std::size_t n_inner, std::size_t n_rows);
   // Up to 16 rows of halves, as tile number `tile` of a block.
   void (*convert_rows)(const std::uint16_t* const* rows, std::size_t n_rows, std::size_t n_inner, std::size_t tile,
-                       bool exact, std::uint32_t* block);
+                       std::uint32_t* block);
   void (*multiply)(const TilePanel& panel);
 };
 

@@ -201,22 +201,17 @@ void direct_dot(const DirectStep& step) {
 }
 
 // Two vectors of 16 halves to 16 words of bf16: their upper 8 significant bits, and the rest.
-template <bool Exact, class S = Simd>
+template <class S = Simd>
 inline void store_split(Simd::Vector a, Simd::Vector b, std::uint32_t* high, std::uint32_t* low) {
   const Simd::Vector upper_a = S::upper(a), upper_b = S::upper(b);
-  if constexpr (Exact) {
-    S::store_pairs(high, upper_a, upper_b);
-    S::store_pairs(low, S::subtract(a, upper_a), S::subtract(b, upper_b));
-  } else {  // packed as the rounded weights are
-    S::store_rounded(high, upper_a, upper_b);
-    S::store_rounded(low, S::subtract(a, upper_a), S::subtract(b, upper_b));
-  }
+  S::store_rounded(high, upper_a, upper_b);
+  S::store_rounded(low, S::subtract(a, upper_a), S::subtract(b, upper_b));
 }
 
 template <bool Exact, class S = Simd>
 inline void store_weights(Simd::Vector a, Simd::Vector b, std::uint32_t* high, std::uint32_t* low) {
   if constexpr (Exact) {
-    store_split<true>(a, b, high, low);
+    store_split(a, b, high, low);
   } else {
     S::store_rounded(high, a, b);
   }

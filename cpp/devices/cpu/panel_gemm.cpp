@@ -59,8 +59,7 @@ void PanelGemm::convert_some(const void* const* rows, std::size_t first, std::si
   }
   const std::uint16_t* halves[kRowUnit];
   for (std::size_t i = 0; i < count; ++i) halves[i] = static_cast<const std::uint16_t*>(rows[i]);
-  kernels_.tiles->convert_rows(halves, count, n_inner_, first / kRowUnit, exact_,
-                               reinterpret_cast<std::uint32_t*>(block));
+  kernels_.tiles->convert_rows(halves, count, n_inner_, first / kRowUnit, reinterpret_cast<std::uint32_t*>(block));
 }
 
 void PanelGemm::convert_row(const void* from, std::size_t row, std::size_t n_rows, float* block) const {

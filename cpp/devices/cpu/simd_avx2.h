@@ -126,14 +126,15 @@ struct Simd {
     for (__m256& part : v.part) part = _mm256_and_ps(part, upper_bits());
     return v;
   }
-  // 16 words: bf16 values of `a` in their lower halves, of `b` in their upper ones.
-  static void store_pairs(std::uint32_t* to, Vector a, Vector b) {
+  // 32 values as bf16, to nearest even: 16 words, values of `a` in their lower halves, of `b` in their upper ones.
+  static void store_rounded(std::uint32_t* to, Vector a, Vector b) {
+    a = round_bf16(a);
+    b = round_bf16(b);
     for (int i = 0; i < 2; ++i) {
       const __m256i lower = _mm256_srli_epi32(_mm256_castps_si256(a.part[i]), 16);
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(to) + i, _mm256_or_si256(lower, _mm256_castps_si256(b.part[i])));
     }
   }
-  static void store_rounded(std::uint32_t* to, Vector a, Vector b) { store_pairs(to, round_bf16(a), round_bf16(b)); }
 
   // 16 x 16 words, rows next to each other, to 16 x 16 with rows and columns exchanged.
   static void transpose(const std::uint32_t* from, std::uint32_t* to) {

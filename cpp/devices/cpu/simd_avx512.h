@@ -96,13 +96,8 @@ struct Simd {
     const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000));
     return {{_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(v.part[0]), mask))}};
   }
-  // 16 words: bf16 values of `a` in their lower halves, of `b` in their upper ones.
-  static void store_pairs(std::uint32_t* to, Vector a, Vector b) {
-    const __m512i lower = _mm512_srli_epi32(_mm512_castps_si512(a.part[0]), 16);
-    _mm512_storeu_si512(to, _mm512_or_si512(lower, _mm512_castps_si512(b.part[0])));
-  }
 #if defined(__AVX512BF16__)
-  // The 32 values in their order.
+  // 32 values as bf16, to nearest even.
   static void store_rounded(std::uint32_t* to, Vector a, Vector b) {
     const __m512bh both = _mm512_cvtne2ps_pbh(b.part[0], a.part[0]);
     std::memcpy(to, &both, sizeof(both));

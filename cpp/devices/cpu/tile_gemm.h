@@ -33,39 +33,28 @@ std::size_t tile_block_words(std::size_t n_inner, std::size_t n_rows) {
 }
 
 // 32 values of a row of halves, zeros behind its end.
-template <bool Exact>
 inline void pack_step(const std::uint16_t* from, std::size_t n, std::uint32_t* high, std::uint32_t* low) {
   if (n >= kPack) {
     const auto* bytes = reinterpret_cast<const std::uint8_t*>(from);
-    store_split<Exact>(Simd::load_half(bytes), Simd::load_half(bytes + 32), high, low);
+    store_split(Simd::load_half(bytes), Simd::load_half(bytes + 32), high, low);
     return;
   }
   alignas(64) std::uint8_t tail[2 * kPack] = {};
   std::memcpy(tail, from, 2 * n);
-  store_split<Exact>(Simd::load_half(tail), Simd::load_half(tail + 32), high, low);
+  store_split(Simd::load_half(tail), Simd::load_half(tail + 32), high, low);
 }
 
 // Up to 16 rows, as columns of the block's tiles; the columns behind them are zeros.
-template <bool Exact>
-void convert_tile_rows_as(const std::uint16_t* const* rows, std::size_t n_rows, std::size_t n_inner, std::size_t tile,
-                          std::uint32_t* block) {
+void convert_tile_rows(const std::uint16_t* const* rows, std::size_t n_rows, std::size_t n_inner, std::size_t tile,
+                       std::uint32_t* block) {
   alignas(64) std::uint32_t high[kTileWords] = {}, low[kTileWords] = {};
   std::uint32_t* to = block + tile * steps_of(n_inner) * kStepWords;
   for (std::size_t k = 0; k < n_inner; k += kPack, to += kStepWords) {
     for (std::size_t row = 0; row < n_rows; ++row) {
-      pack_step<Exact>(rows[row] + k, n_inner - k, high + row * kTile, low + row * kTile);
+      pack_step(rows[row] + k, n_inner - k, high + row * kTile, low + row * kTile);
     }
     Simd::transpose(high, to);
     Simd::transpose(low, to + kTileWords);
-  }
-}
-
-void convert_tile_rows(const std::uint16_t* const* rows, std::size_t n_rows, std::size_t n_inner, std::size_t tile,
-                       bool exact, std::uint32_t* block) {
-  if (exact) {
-    convert_tile_rows_as<true>(rows, n_rows, n_inner, tile, block);
-  } else {
-    convert_tile_rows_as<false>(rows, n_rows, n_inner, tile, block);
   }
 }
 
