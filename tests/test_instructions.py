@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from kernel_checks import GEMM_BOUND, TILES, Array, gemm_args, kernel_name, matr
 from layer_windows import QUICK, SMALL_TILE, model_of, own_routing
 
 import expertile
-from expertile import _core, quants, reference
+from expertile import _core, cli, quants, reference
 from expertile.layer_weights import WeightArray
 from expertile.measure import assert_bitwise_equal, rel_l2, worst_token_rel_l2
 
@@ -186,3 +188,26 @@ def test_nan_and_ties_of_bf16(instructions: str) -> None:
     one = WeightArray("F16", (1, 1), np.ones(1, np.float16).view(np.uint8))
     got = dense(device_of(instructions), values.reshape(-1, 1), one, "bf16")
     assert_bitwise_equal(got, values.astype(np.float32).reshape(-1, 1), "a value times one")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["parity", "moe", "--preset", "tiny", "--tokens", "9"],
+        ["parity", "dense", "--formats", "Q8_0", "--tile", "16,64,32,2"],
+        ["prefill", "--synthetic", "tiny", "--layers", "1", "--tokens", "9"],
+    ],
+    ids=" ".join,
+)
+def test_commands_name_the_precision(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for precision in PRECISIONS:
+        out = tmp_path / "out.json"
+        code = cli.main([*command, "--device", "cpu", "--precision", precision, "--json", str(out)])
+        document = json.loads(out.read_text())
+        assert code == 0 and (precision == "exact" or precision in capsys.readouterr().out)
+        named = [document] if command[0] == "prefill" else document["rows"]
+        assert {entry["precision"] for entry in named} == {precision}
+        if command[0] == "parity":
+            far = max(row["rel_l2_exact"] for row in named)
+            assert (far > 1e-3) == (precision == "bf16") and far <= BF16_BOUND
+    assert cli.main([*command, "--device", "emulator", "--precision", "bf16"]) == 2
