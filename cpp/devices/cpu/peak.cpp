@@ -21,7 +21,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 }  // namespace
 
 double measure_peak(int threads) {
-  const cpu::Kernels& kernels = cpu::kernels();
+  const cpu::Kernels& kernels = *cpu::find_kernels("");
   ThreadPool pool(threads);
   const std::size_t pieces = static_cast<std::size_t>(pool.threads()) * 8;
   std::vector<float> sinks(static_cast<std::size_t>(pool.threads()) * kSinkFloats, 1.0f);
