@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from expertile.commands.bench_common import write_csv
 from expertile.commands.common import (
     check_writable,
     finish,
@@ -202,8 +203,6 @@ def stage_rows(stage: str, of: Predicted, variants: Sequence[str]) -> list[Row]:
 
 def run_model(arguments: argparse.Namespace) -> int:
     """Predicts the stage; nothing is run on any device."""
-    from expertile.commands.bench import write_csv
-
     check_writable(arguments.json, "--json")
     check_writable(arguments.csv, "--csv")
     stage, tokens = arguments.stage, arguments.tokens

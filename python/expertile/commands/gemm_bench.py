@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from expertile import _core, quants, reference
 from expertile.commands.bench_common import (
-    DEFAULT_PRECISION,
     SEED,
     Work,
     accuracy,
@@ -35,7 +34,17 @@ from expertile.commands.bench_common import (
     time_fields,
     write_csv,
 )
-from expertile.commands.common import add_command, check_writable, finish, open_device, positive, say, tile, word_list
+from expertile.commands.common import (
+    add_command,
+    add_precision,
+    check_writable,
+    finish,
+    open_device,
+    positive,
+    say,
+    tile,
+    word_list,
+)
 from expertile.commands.plan_parity import plan_reference
 from expertile.peer.client import Peer
 from expertile.synth import SynthTensor, random_tensor
@@ -52,6 +61,7 @@ class Product:
     """A GEMM that is ready to run: its launch, what it gave, and what it should have given on some of its rows."""
 
     format: str
+    precision: str
     n_tokens: int
     launch: tuple[Any, ...]  # as _core.time_kernels takes it
     output: Any
@@ -64,7 +74,7 @@ class Product:
     buffers: list[Any]  # what must live as long as the launch
 
     def time(self, device: Any) -> float:
-        return time_calls(device, [self.launch], 1)
+        return time_calls(device, [self.launch], 1, self.precision)
 
     def result(self, device: Any) -> Array:
         y = np.empty(self.shape, np.float32)
@@ -79,6 +89,7 @@ def add(stages: Any) -> None:
     parser.add_argument("--cols", type=positive, default=2560, metavar="N", help="outputs (default 2560)")
     parser.add_argument("--tile", type=tile, metavar="M,N,K,S", help="tile (default: by T, as a layer does)")
     add_options(parser, DEFAULT_TOKENS, routing=False)
+    add_precision(parser)
     add_peer(parser)
 
 
@@ -121,7 +132,7 @@ def run_formats(arguments: argparse.Namespace, sizes: dict[str, int]) -> int:
             x = np.random.default_rng([SEED, n_tokens]).standard_normal((n_tokens, sizes["dim"]), np.float32)
             if peer is not None:
                 peer.request("grouped", [x, ids], name="weight")
-            yield grouped_product(device, weight, buffer, x, (ids, weights), size, arguments.check_tokens)
+            yield grouped_product(device, weight, buffer, x, (ids, weights), size, arguments)
 
     return run_products(arguments, "bench moe", device, chosen, products, {**sizes, "routing": arguments.routing})
 
@@ -161,6 +172,7 @@ def dense_product(device: Any, weight: SynthTensor, buffer: Any, x: Array, argum
     padded = -(-n_tokens // size[0]) * size[0]
     return Product(
         format=weight.type,
+        precision=arguments.precision,
         n_tokens=n_tokens,
         launch=(kernel, packed, [half, buffer, output], grid),
         output=output,
@@ -175,7 +187,13 @@ def dense_product(device: Any, weight: SynthTensor, buffer: Any, x: Array, argum
 
 
 def grouped_product(
-    device: Any, weight: SynthTensor, buffer: Any, x: Array, routing: tuple[Array, Array], size: Tile, checked: int
+    device: Any,
+    weight: SynthTensor,
+    buffer: Any,
+    x: Array,
+    routing: tuple[Array, Array],
+    size: Tile,
+    arguments: argparse.Namespace,
 ) -> Product:
     """The rows of a plan through every expert's matrix, as a layer's gate."""
     ids, _ = routing
@@ -195,12 +213,13 @@ def grouped_product(
     buffers = [*(device.upload(array) for array in inputs), output]
     kernel = f"gemm_grouped_{_core.types()[weight.type][0]}_" + "_".join(map(str, size))
     packed = struct.pack("<IIIfQ", 0, n_cols, n_inner, 1.0, quants.tensor_bytes(weight.type, (n_inner,)))
-    at = sample(len(ids), checked)
+    at = sample(len(ids), arguments.check_tokens)
     entries = (at[:, None] * ids.shape[1] + np.arange(ids.shape[1])).reshape(-1)
     fp16, exact = entry_references(x[at], ids[at], weight)
     used = int(np.count_nonzero(np.bincount(ids.reshape(-1), minlength=n_experts)))
     return Product(
         format=weight.type,
+        precision=arguments.precision,
         n_tokens=len(ids),
         launch=(kernel, packed, buffers, (-(-n_cols // size[1]), len(plan["tiles"]), 1)),
         output=output,
@@ -259,7 +278,7 @@ def product_row(
     arguments: argparse.Namespace, command: str, device: Any, product: Product, peer: Peer | None, peak: float | None
 ) -> dict[str, Any]:
     """Nothing is timed before its result is known to be right."""
-    precision = DEFAULT_PRECISION
+    precision = product.precision
     where = f"{command} {product.format} T={product.n_tokens}"
     seconds = product.time(device)
     y = product.result(device)

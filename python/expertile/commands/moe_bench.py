@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 import expertile
 from expertile import reference, report_json
 from expertile.commands.bench_common import (
-    DEFAULT_PRECISION,
     SEED,
     Work,
     accuracy,
@@ -42,6 +41,7 @@ from expertile.commands.bench_common import (
 )
 from expertile.commands.common import (
     add_command,
+    add_precision,
     check_writable,
     finish,
     human_bytes,
@@ -77,6 +77,7 @@ def add(stages: Any) -> None:
     parser = add_command(stages, "moe", run, "the routed experts of one layer, or one grouped GEMM a type")
     add_sizes(parser)
     add_options(parser, DEFAULT_TOKENS)
+    add_precision(parser)
     add_peer(parser)
     parser.add_argument("--tile", type=tile, metavar="M,N,K,S", help="tile of gate and up")
     parser.add_argument("--dtile", type=tile, metavar="M,N,K,S", help="tile of down")
@@ -139,9 +140,11 @@ class Layer:
         if "combine" in arguments.fuse:
             raise ValueError("[--fuse] expected swiglu or gatherless, got combine: bench epilogue has it")
         most = max(arguments.tokens)
-        self.window = expertile.Window(model, device=device, max_tokens=most, fuse=arguments.fuse, **given)
+        self.window = expertile.Window(
+            model, device=device, max_tokens=most, fuse=arguments.fuse, precision=arguments.precision, **given
+        )
         self.tile_rows = (arguments.tile or (16,))[0]
-        self.precision = DEFAULT_PRECISION
+        self.precision = arguments.precision
         self.peak = measured_peak(device, arguments)
         self.places: dict[str, str] = {}
 
