@@ -38,8 +38,9 @@ def open_device(
     stream   cuda: handle of the caller's CUDA stream (torch: `torch.cuda.current_stream().cuda_stream`) on which all
              work is then put, behind what is on it already; the caller keeps it as long as the device. It names the
              GPU, too. None = a stream of the device's own on the first GPU.
-    instructions  cpu: "amx", "avx512", "avx2", "neon" or "portable"; "" = the best of this machine. They change
-             nothing but the order of a GEMM's sum, and that on "amx" alone; the others agree bit for bit.
+    instructions  cpu: "avx512+amx", "amx", "avx512", "avx2", "neon" or "portable"; "" = the first of these that this
+             machine has. They change nothing but the order of a GEMM's sum, and that only where AMX tiles multiply (in
+             the precision bf16, with "amx" in both); all others agree bit for bit.
 
     Raises ValueError for an unknown kind, a stream where none can be or instructions that this machine lacks (naming
     those it has), RuntimeError where the device is absent, saying why.

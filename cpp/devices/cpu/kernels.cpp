@@ -50,14 +50,14 @@ bool machine_has(const std::string& name) {
   __builtin_cpu_init();
   if (name == "avx2") return has_avx2();
   if (name == "avx512") return has_avx512();
-  if (name == "amx") return has_amx();
+  if (name == "amx" || name == "avx512+amx") return has_amx();
 #endif
   return name == "portable" || name == "neon";  // NEON is part of its baseline: compiled means present
 }
 
 // Best first.
-std::array<const Kernels*, 5> tables() {
-  return {amx_kernels(), avx512_kernels(), avx2_kernels(), neon_kernels(), portable_kernels()};
+std::array<const Kernels*, 6> tables() {
+  return {avx512_amx_kernels(), amx_kernels(), avx512_kernels(), avx2_kernels(), neon_kernels(), portable_kernels()};
 }
 
 }  // namespace

@@ -8,7 +8,8 @@
 // The precision "bf16" rounds the weights, halves by then, once more; activations stay what they are, so that a layer's
 // error is half of what it would be with both rounded. Products are exact still, and the order is the same.
 //
-// "amx" has tiles of bf16 and an order of its own, again one for one row as for many. A half is exactly the sum of two
+// Tiles of bf16 ("avx512+amx" has them for the precision bf16, "amx" for both; with few rows an expert they are the
+// slower way) have an order of their own, again one for one row as for many. A half is exactly the sum of two
 // bf16, its upper 8 significant bits and the rest: activations are split so, and in the exact precision the weights.
 // Each product of parts has its own sum: in ascending steps of 32 values of k one tdpbf16ps adds up a step's even
 // products and its odd products, each in ascending order, then the two, then that to the sum. At the end high weight by
@@ -105,7 +106,7 @@ struct TileKernels {
 };
 
 struct Kernels {
-  const char* name;   // "amx", "avx512", "avx2", "neon", "portable"
+  const char* name;   // "avx512+amx", "amx", "avx512", "avx2", "neon", "portable"
   int micro_weights;  // the largest step of `multiply`
   int micro_rows;
   int direct_rows;  // up to so many rows `direct` is the faster way
@@ -114,7 +115,8 @@ struct Kernels {
   std::size_t panel_weights;                     // weight rows decoded at once: the panel must stay in the L2 cache
   void (*multiply)(const MicroStep& step);       // halves
   void (*multiply_fp32)(const MicroStep& step);  // fp32: no fused multiply-add
-  const TileKernels* tiles;                      // nullptr: no matrix tiles
+  const TileKernels* tiles;                      // of the precision bf16; nullptr: no matrix tiles
+  bool exact_by_tiles;                           // the exact precision as well
   void (*half_row)(const std::uint16_t* from, std::size_t n, float* to);  // and zeros up to a multiple of 16
   void (*bf16_row)(std::size_t n, float* row);  // to bf16 and back, to nearest even; n up to a multiple of 16
   void (*round_row)(const float* from, std::size_t n, std::uint16_t* to, std::uint32_t* saturated);
@@ -141,6 +143,7 @@ const Kernels* find_kernels(const std::string& name);
 std::vector<std::string> kernel_names();
 
 // One a source file; nullptr where the compiler's target has no such instructions.
+const Kernels* avx512_amx_kernels();
 const Kernels* amx_kernels();
 const Kernels* avx512_kernels();
 const Kernels* avx2_kernels();

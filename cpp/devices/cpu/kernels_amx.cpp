@@ -23,13 +23,26 @@ constexpr auto packing_format = format<true>;
 
 namespace expertile::cpu {
 
+namespace {
+
+constexpr TileKernels tiles = tile_kernels();
+
+constexpr Kernels with_tiles(const char* name, bool exact) {
+  Kernels made = table_of<4, 6>(name, {.direct_rows = 4, .inner_step = 1024, .panel_weights = 32}, packing_format);
+  made.tiles = &tiles;
+  made.exact_by_tiles = exact;
+  return made;
+}
+
+}  // namespace
+
 const Kernels* amx_kernels() {
-  static constexpr TileKernels tiles = tile_kernels();
-  static constexpr Kernels table = [] {
-    Kernels made = table_of<4, 6>("amx", {.direct_rows = 4, .inner_step = 1024, .panel_weights = 32}, packing_format);
-    made.tiles = &tiles;
-    return made;
-  }();
+  static constexpr Kernels table = with_tiles("amx", true);
+  return &table;
+}
+
+const Kernels* avx512_amx_kernels() {
+  static constexpr Kernels table = with_tiles("avx512+amx", false);
   return &table;
 }
 
@@ -37,5 +50,6 @@ const Kernels* amx_kernels() {
 #else
 namespace expertile::cpu {
 const Kernels* amx_kernels() { return nullptr; }
+const Kernels* avx512_amx_kernels() { return nullptr; }
 }  // namespace expertile::cpu
 #endif

@@ -24,7 +24,7 @@ PanelGemm::PanelGemm(const Kernels& kernels, Type type, Operand operand, Precisi
 
 PanelGemm::Way PanelGemm::way_of(const Kernels& kernels, Operand operand, Precision precision) {
   if (operand == Operand::Float) return Way::Floats;
-  if (kernels.tiles != nullptr) return Way::Tiles;
+  if (kernels.tiles != nullptr && (kernels.exact_by_tiles || precision != Precision::Exact)) return Way::Tiles;
   return precision == Precision::Exact ? Way::Halves : Way::Rounded;
 }
 

@@ -28,6 +28,7 @@ constexpr expertile::cpu::Kernels table_of(const char* name, const Tuning& tunin
       .multiply = multiply<Weights, Rows, true>,
       .multiply_fp32 = multiply<Weights, Rows, false>,
       .tiles = nullptr,
+      .exact_by_tiles = false,
       .half_row = half_row,
       .bf16_row = bf16_row,
       .round_row = round_row,
