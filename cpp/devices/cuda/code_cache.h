@@ -3,12 +3,8 @@
 
 #include <optional>
 #include <string>
-#include <vector>
 
 namespace expertile::cuda {
-
-// 128 bits of the texts, as 32 hexadecimal digits.
-std::string code_key(const std::vector<std::string>& texts);
 
 // The code under `key`, or nothing: never stored, damaged, or no directory. A damaged file is removed.
 std::optional<std::string> cached_code(const std::string& key);

@@ -8,6 +8,7 @@
 
 #include "devices/cuda/code_cache.h"
 #include "devices/cuda/sources.h"
+#include "devices/disk_cache.h"
 #include "expertile/error.h"
 
 namespace expertile::cuda {
@@ -59,7 +60,7 @@ std::string Kernels::key_of(const Entry& entry) const {
   std::vector<std::string> texts = {entry.name, entry.text, file_of(entry).text, compiler_version()};
   for (const Header& header : cuda_shim()) texts.push_back(header.text);
   texts.insert(texts.end(), options_.begin(), options_.end());
-  return code_key(texts);
+  return cache_key(texts);
 }
 
 void Kernels::build(Job& job) const {
