@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from lowering import HOST, SourceError, Target, declarations, lower, tokenize
@@ -10,7 +11,7 @@ from signatures import POSITIONS, Kernel, Source, describe, preprocess, read_sou
 
 # Units of the files that hold many instantiations; another file is one unit.
 UNITS = {"gemm": 12, "hyper": 4, "dequantize": 2}
-SHARED_OUTPUTS = ("kernels_table.cpp", "embedded_sources.cpp", "quant.lowered.h", "kernels.json")
+SHARED_OUTPUTS = ("kernels_table.cpp", "metal_sources.cpp", "quant.lowered.h", "kernels.json")
 PORTABILITY = Path(__file__).parent / "portability"
 
 
@@ -66,7 +67,10 @@ def threads_text(kernel: Kernel, number: int) -> str:
 
 def info_text(kernel: Kernel, number: int) -> str:
     """The kernel's row: its KernelInfo and its entry."""
-    buffers = ", ".join(f'{{"{b.name}", {b.index}, {str(b.is_const).lower()}}}' for b in kernel.signature.buffers)
+    buffers = ", ".join(
+        f'{{"{b.name}", {b.index}, {str(b.is_const).lower()}, {str("ExpertPointer" in b.type).lower()}}}'
+        for b in kernel.signature.buffers
+    )
     return (
         f'      {{{{"{kernel.name}", "{Path(kernel.signature.place.file).name}", '
         f"emulator::args_bytes(&{kernel.call}), threads_{number},\n"
@@ -125,17 +129,41 @@ def table_text(units: list[str]) -> str:
     )
 
 
-def embedded_text(kernels: Path, include: Path) -> str:
-    """The sources as strings, for the devices that compile them at run time."""
-    files = [*sorted(kernels.glob("*.metal")), *sorted(include.glob("*.h"))]
-    rows = "".join(
-        f'      {{"{path.parent.name}/{path.name}", R"~source~({path.read_text()})~source~"}},\n' for path in files
-    )
+def flat_text(path: Path, include: Path, seen: set[Path]) -> str:
+    """The file with our own headers in place of their #include, each once; the system's includes stay."""
+    seen.add(path)
+    lines, moved = [f'#line 1 "{path.parent.name}/{path.name}"'], False
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        found = re.match(r'\s*#\s*include\s*"([^"]+)"', line)
+        if found and (include / found[1]) not in seen:
+            lines.append(flat_text(include / found[1], include, seen).rstrip("\n"))
+        if found or re.match(r"\s*#\s*pragma\s+once", line):
+            moved = True
+            continue
+        if moved:
+            lines.append(f'#line {number} "{path.parent.name}/{path.name}"')
+            moved = False
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+# Ahead of every text: the bits are promised with nothing contracted or reordered, whatever the options say.
+METAL_PROLOGUE = "#pragma clang fp contract(off)\n#pragma clang fp reassociate(off)\n"
+
+
+def metal_text(kernels: Path, include: Path) -> str:
+    """Every .metal file as one text that needs no header of ours: what Metal compiles from source at run time."""
+    rows = ""
+    for path in sorted(kernels.glob("*.metal")):
+        seen: set[Path] = set()
+        text = METAL_PROLOGUE + flat_text(path, include, seen)
+        tiles = str(include / "tile_mma.h" in seen).lower()
+        rows += f'      {{"{path.name}", R"~source~({text})~source~", {tiles}}},\n'
     return (
-        banner("metal/kernels and metal/include") + '#include "devices/embedded_sources.h"\n\nnamespace expertile {\n'
-        "const std::vector<EmbeddedSource>& embedded_sources() {\n"
-        f"  static const std::vector<EmbeddedSource> sources = {{\n{rows}  }};\n  return sources;\n}}\n"
-        "}  // namespace expertile\n"
+        banner("metal/kernels and metal/include") + '#include "devices/metal/sources.h"\n\n'
+        "namespace expertile::metal {\nconst std::vector<Source>& sources() {\n"
+        f"  static const std::vector<Source> all = {{\n{rows}  }};\n  return all;\n}}\n"
+        "}  // namespace expertile::metal\n"
     )
 
 
@@ -185,7 +213,7 @@ def write_all(compiler: str, kernels: Path, include: Path, out: Path, units: int
             names.append(name)
             write_if_changed(out / f"{name}.cpp", unit_text(source, name, text, source.kernels[i::count]))
     write_if_changed(out / "kernels_table.cpp", table_text(names))
-    write_if_changed(out / "embedded_sources.cpp", embedded_text(kernels, include))
+    write_if_changed(out / "metal_sources.cpp", metal_text(kernels, include))
     quant = include / "quant.h"
     includes = [include, PORTABILITY / "preprocess"]
     text = header_text(compiler, quant, kernels.parent, includes) if quant.exists() else banner("nothing: no quant.h")

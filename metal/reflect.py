@@ -6,7 +6,7 @@
 Written to BUILD_DIR (the names are known beforehand: `--list` prints them):
     lowered_<stem>_<i>.cpp   the kernels of <stem>.metal as host C++, split by instantiations to compile side by side
     kernels_table.cpp        kernel_table(), find_kernel(), and the same with the emulated entries
-    embedded_sources.cpp     the .metal files and their includes as strings
+    metal_sources.cpp        the .metal files as strings, our headers in place of their includes
     quant.lowered.h          metal/include/quant.h as host C++ in namespace expertile::msl
     kernels.json             the signatures
 """

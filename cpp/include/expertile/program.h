@@ -82,6 +82,7 @@ struct KernelBuffer {
   const char* name;
   std::uint32_t index;
   bool is_const;
+  bool pointers = false;  // it holds 64-bit addresses of other buffers (a table of experts)
 };
 struct KernelInfo {
   const char* name;
