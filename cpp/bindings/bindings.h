@@ -29,10 +29,17 @@ inline std::byte* contiguous_bytes(const py::array& array, const std::string& wh
   return static_cast<std::byte*>(const_cast<void*>(array.data()));
 }
 
+// A device's warning, if it has one, as Python's own. Call with the GIL.
+inline void show_warning(Device& device) {
+  const std::string text = device.take_warning();
+  if (!text.empty() && PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) != 0) throw py::error_already_set();
+}
+
 void bind_device(py::module_& m);
 void bind_model(py::module_& m);
 void bind_window(py::module_& m);
 void bind_plan(py::module_& m);
 void bind_cuda(py::module_& m);
+void bind_metal_standin(py::module_& m);  // tests/metal_standin, where it is built
 
 }  // namespace expertile::bindings

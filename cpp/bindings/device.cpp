@@ -5,6 +5,7 @@
 #include "bindings.h"
 #include "devices/cpu/kernels.h"
 #include "devices/cpu/peak.h"
+#include "expertile/metal.h"
 #include "expertile/program.h"
 
 namespace expertile::bindings {
@@ -69,6 +70,7 @@ double run_kernel(Device& device, const std::string& kernel, const py::bytes& ar
     device.prepare(program);
     seconds = device.run(program);
   }
+  show_warning(device);
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const auto* array = std::get_if<py::array>(&arguments[i]);
     if (!array || info->buffers[i].is_const) continue;
@@ -143,6 +145,9 @@ void bind_device(py::module_& m) {
       },
       py::arg("kind"), py::arg("threads") = 0, py::arg("order") = "", py::arg("seed") = 0, py::arg("guard") = false,
       py::arg("stream") = py::none(), py::arg("instructions") = "");
+  m.def(
+      "open_metal_device", [](const std::string& matrix) { return open_metal_device({nullptr, nullptr, matrix}); },
+      py::arg("matrix"));
   m.def("run_kernel", &run_kernel, py::arg("device"), py::arg("kernel"), py::arg("args"), py::arg("buffers"),
         py::arg("grid"), py::arg("precision") = "exact");
   m.def("time_kernels", &time_kernels, py::arg("device"), py::arg("calls"), py::arg("layers"), py::arg("repeats"),

@@ -21,4 +21,7 @@ PYBIND11_MODULE(_core, m) {
   bindings::bind_window(m);
   bindings::bind_plan(m);
   bindings::bind_cuda(m);
+#if defined(EXPERTILE_METAL_STANDIN)
+  bindings::bind_metal_standin(m);
+#endif
 }

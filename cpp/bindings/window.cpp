@@ -175,12 +175,28 @@ void bind_window(py::module_& m) {
       .def(py::init(&make_window), py::arg("model"), py::arg("device"), py::arg("max_tokens"), py::arg("plan"),
            py::arg("gate_up"), py::arg("down"), py::arg("fuse"), py::arg("elementwise"), py::arg("precision"),
            py::arg("profile"))
-      .def("moe_layer", &Window::moe_layer, release, py::arg("layer"), py::arg("n_tokens"))
+      .def(
+          "moe_layer",
+          [](Window& w, std::uint32_t layer, std::uint32_t n_tokens) {
+            double seconds;
+            {
+              const py::gil_scoped_release no_gil;
+              seconds = w.moe_layer(layer, n_tokens);
+            }
+            show_warning(w.device());
+            return seconds;
+          },
+          py::arg("layer"), py::arg("n_tokens"))
       .def("run_step",
            [](Window& w, const std::string& step, std::uint32_t layer, std::uint32_t n_tokens) {
              const Step which = step_from_name(step);
-             const py::gil_scoped_release no_gil;
-             return w.run_step(which, layer, n_tokens);
+             double seconds;
+             {
+               const py::gil_scoped_release no_gil;
+               seconds = w.run_step(which, layer, n_tokens);
+             }
+             show_warning(w.device());
+             return seconds;
            })
       .def("time_steps", &time_steps, py::arg("steps"), py::arg("layer"), py::arg("n_tokens"), py::arg("by_launch"),
            py::arg("warm"))

@@ -5,14 +5,11 @@
 #include "devices/cuda/device.h"
 #include "devices/emulator/emulator.h"
 #include "devices/host_buffer.h"
+#include "devices/metal/device.h"
 #include "expertile/error.h"
+#include "expertile/metal.h"
 
 namespace expertile {
-namespace {
-
-constexpr const char* kNoMetal = "this version has no Metal device yet";
-
-}  // namespace
 
 BufferRef Device::adopt(std::uint64_t, std::uint64_t) {
   throw std::invalid_argument(expected_got("adopt", "a device that takes a caller's memory", kind()));
@@ -24,7 +21,7 @@ void Device::copy(const BufferRef& to, std::uint64_t to_offset, const BufferRef&
 }
 
 std::vector<DeviceStatus> list_devices() {
-  return {{"metal", false, kNoMetal},
+  return {metal_status(),
           cuda_status(),
           cpu_status(),
           {"emulator", true, "the Metal kernels, compiled by the host's C++ compiler"}};
@@ -36,7 +33,7 @@ std::shared_ptr<Device> open_device(const std::string& kind, const DeviceOptions
   if (options.stream && kind != "cuda") {
     throw std::invalid_argument(expected_got("open_device: " + kind, "no stream", *options.stream));
   }
-  if (kind == "metal") throw DeviceError(expected_got("open_device", "a device that is present", kNoMetal));
+  if (kind == "metal") return open_metal_device({});
   if (kind == "cuda") return make_cuda_device(options);
   if (kind == "cpu") return make_cpu_device(options);
   if (kind == "emulator") return emulator::make_emulator_device(options);

@@ -27,6 +27,7 @@ def open_device(
     guard: bool = False,
     stream: int | None = None,
     instructions: str = "",
+    matrix: str = "",
 ) -> Device:
     """Opens a device.
 
@@ -41,6 +42,9 @@ def open_device(
     instructions  cpu: "avx512+amx", "amx", "avx512", "avx2", "neon" or "portable"; "" = the first of these that this
              machine has. They change nothing but the order of a GEMM's sum, and that only where AMX tiles multiply (in
              the precision bf16, with "amx" in both); all others agree bit for bit.
+    matrix   metal: what multiplies matrices: "base" (simdgroup_matrix), or matmul2d with its weights "staged" or, by
+             "k4", straight in registers, on GPUs with neural accelerators (M5) and macOS 26.2; "" = staged where that
+             compiles, else base, with one RuntimeWarning
 
     Raises ValueError for an unknown kind, a stream where none can be or instructions that this machine lacks (naming
     those it has), RuntimeError where the device is absent, saying why.
@@ -50,6 +54,10 @@ def open_device(
     """
     if kind is None:
         kind = next(status.kind for status in list_devices() if status.present)
+    if matrix and kind == "metal":
+        return _core.open_metal_device(matrix)
+    if matrix:
+        raise ValueError(f"[open_device: matrix] expected the device metal, got {kind}")
     load_nvrtc()
     return _core.open_device(
         kind, threads=threads, order=order, seed=seed, guard=guard, stream=stream, instructions=instructions

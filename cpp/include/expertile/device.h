@@ -60,6 +60,8 @@ class Device {
   virtual void prepare(Program& program) = 0;
   // Runs the groups in order; returns the seconds that the device worked.
   virtual double run(const Program& program) = 0;
+  // What went less well than it could, said once, for the caller to show; "" = nothing. The engine never prints.
+  virtual std::string take_warning() { return {}; }
 
   // `bytes` of the caller's memory at `address` as a buffer: a pointer of this GPU (cuda), a host pointer (cpu,
   // emulator). Nothing is copied; the memory stays the caller's, who keeps it as long as the buffer. Throws
