@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 DEFAULT_DEVICES = ("cpu", "emulator")
+STANDIN = "metal-standin"  # the device metal of a build against tests/metal_standin
 GOLDEN_FOLDER = Path(__file__).parent / "data" / "golden"
 
 
@@ -19,7 +21,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help=f"device to test, may be repeated (default: {' and '.join(DEFAULT_DEVICES)})",
+        help=f"device to test, may be repeated (default: {' and '.join(DEFAULT_DEVICES)}); {STANDIN}: the Metal device "
+        "of a build with EXPERTILE_METAL_STANDIN=ON",
     )
     parser.addoption(
         "--golden",
@@ -30,10 +33,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def kind_of(name: str) -> str:
+    """The kind of device that a name of --device stands for."""
+    if name != STANDIN:
+        return name
+    from expertile import _core
+
+    if not hasattr(_core, "metal_standin"):
+        raise pytest.UsageError(
+            f"[--device] expected a build with EXPERTILE_METAL_STANDIN=ON for {STANDIN}, got another"
+        )
+    return "metal"
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test with an argument `device_name` runs once for every device asked for."""
     if "device_name" in metafunc.fixturenames:
-        metafunc.parametrize("device_name", metafunc.config.getoption("--device") or DEFAULT_DEVICES, scope="session")
+        names = metafunc.config.getoption("--device") or DEFAULT_DEVICES
+        metafunc.parametrize("device_name", [kind_of(name) for name in names], scope="session")
+
+
+@pytest.fixture(autouse=True)
+def no_metal_faults(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Behind every test on the stand-in for Metal: nothing was misused."""
+    yield
+    if STANDIN in request.config.getoption("--device"):
+        from expertile import _core
+
+        assert _core.metal_standin.take_faults() == []
 
 
 SANITIZED = ("test_window", "test_plan", "test_decoders", "test_gguf", "test_gguf_model", "test_gguf_mutations")

@@ -1,0 +1,3 @@
+// CGGeometry.h: metal-cpp's QuartzCore names this type, and no test needs more of it.
+#pragma once
+struct CGSize;

@@ -1,0 +1,3 @@
+// IOSurfaceRef.h: metal-cpp's textures name this type.
+#pragma once
+typedef struct __IOSurface* IOSurfaceRef;

@@ -1,0 +1,4 @@
+// dispatch.h: the types that metal-cpp names.
+#pragma once
+typedef struct dispatch_data_s* dispatch_data_t;
+typedef struct dispatch_queue_s* dispatch_queue_t;

@@ -1,0 +1,4 @@
+// mach.h: the types that metal-cpp names.
+#pragma once
+typedef int kern_return_t;
+typedef unsigned int task_id_token_t;
