@@ -71,7 +71,7 @@ void Context::remove(MetalBuffer& buffer) {
   }
 }
 
-const MTL::Buffer* Context::buffer_at(std::uint64_t address) const {
+MTL::Buffer* Context::buffer_at(std::uint64_t address) const {
   const std::lock_guard lock(mutex_);
   auto it = buffers_.upper_bound(address);
   if (it == buffers_.begin()) return nullptr;

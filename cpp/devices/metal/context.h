@@ -47,7 +47,7 @@ class Context {
   void add(MetalBuffer& buffer);
   void remove(MetalBuffer& buffer);
   // The buffer that holds a GPU address; nullptr = none.
-  const MTL::Buffer* buffer_at(std::uint64_t address) const;
+  MTL::Buffer* buffer_at(std::uint64_t address) const;
 
  private:
   NS::SharedPtr<MTL::Device> device_;

@@ -128,6 +128,18 @@ class MetalDevice final : public Device {
     return commands->GPUEndTime() - commands->GPUStartTime();
   }
 
+  // Of memory of this device: an MTL::Buffer's GPU address, or one inside it.
+  BufferRef adopt(std::uint64_t address, std::uint64_t bytes) override {
+    const Pool pool;
+    MTL::Buffer* buffer = context_->buffer_at(address);
+    const std::uint64_t offset = buffer != nullptr ? address - buffer->gpuAddress() : 0;
+    if (buffer == nullptr || bytes == 0 || bytes > buffer->length() - offset) {
+      throw std::invalid_argument(
+          expected_got("metal adopt", std::to_string(bytes) + " bytes in a buffer of this device", "other memory"));
+    }
+    return wrap(buffer, offset, bytes);
+  }
+
   std::string take_warning() override {
     const std::lock_guard lock(mutex_);
     return libraries_.take_warning();
