@@ -18,6 +18,11 @@ static_assert(std::endian::native == std::endian::little, "values are read as th
 namespace {
 
 constexpr std::uint64_t kMaxNameBytes = 65535;
+#if defined(__APPLE__)
+constexpr int kMapping = MAP_SHARED;  // what Metal is known to take as a buffer without a copy
+#else
+constexpr int kMapping = MAP_PRIVATE;
+#endif
 constexpr std::uint64_t kReadAheadBytes = std::uint64_t{16} << 20;  // most headers are below this
 constexpr std::uint64_t kMinMetadataBudget = std::uint64_t{64} << 20;
 
@@ -105,7 +110,7 @@ Mapping::Mapping(const std::string& path, const std::string& what) {
   } else if (!S_ISREG(status.st_mode)) {
     problem = S_ISDIR(status.st_mode) ? "a directory" : "something other than a regular file";
   } else if (status.st_size > 0) {
-    address = ::mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, MAP_PRIVATE, file, 0);
+    address = ::mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, kMapping, file, 0);
     if (address == MAP_FAILED) problem = std::string("a failing mmap: ") + std::strerror(errno);
   }
   ::close(file);
