@@ -11,15 +11,6 @@
 
 namespace expertile {
 
-BufferRef Device::adopt(std::uint64_t, std::uint64_t) {
-  throw std::invalid_argument(expected_got("adopt", "a device that takes a caller's memory", kind()));
-}
-
-void Device::copy(const BufferRef& to, std::uint64_t to_offset, const BufferRef& from, std::uint64_t from_offset,
-                  std::uint64_t bytes) {
-  host_copy((std::string(kind()) + " copy").c_str(), to, to_offset, from, from_offset, bytes);
-}
-
 std::vector<DeviceStatus> list_devices() {
   return {metal_status(),
           cuda_status(),

@@ -92,4 +92,13 @@ BufferRef host_adopt(const char* where, std::uint64_t address, std::uint64_t byt
   return std::make_shared<HostBuffer>(where, bytes, reinterpret_cast<const std::byte*>(address), false);
 }
 
+BufferRef Device::adopt(std::uint64_t, std::uint64_t) {
+  throw std::invalid_argument(expected_got("adopt", "a device that takes a caller's memory", kind()));
+}
+
+void Device::copy(const BufferRef& to, std::uint64_t to_offset, const BufferRef& from, std::uint64_t from_offset,
+                  std::uint64_t bytes) {
+  host_copy((std::string(kind()) + " copy").c_str(), to, to_offset, from, from_offset, bytes);
+}
+
 }  // namespace expertile

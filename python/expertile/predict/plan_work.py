@@ -141,27 +141,6 @@ def mm_onegroup(load: Load) -> Work:
     )
 
 
-def mm_single(load: Load) -> Work:
-    # a block twice: counted as in mm_onegroup; placed: publish, barrier, 31 sub-blocks, next row, barrier, update
-    words = ceil_div(_bits(load.n_experts), 4)
-    return Work(
-        1,
-        PLAN_THREADS,
-        4 * load.n_entries + 4 * load.n_kept + 4 * load.count_words,
-        4 * load.count_words + _scan_bytes(load) + 8 * load.n_rows + 4 * load.n_entries,
-        load.n_kept
-        + 2 * load.count_words
-        + _finish_operations(load)
-        + load.n_entries * (3 * _bits(load.n_experts) + 16 * (8 * words + 2)),
-        device_steps=2 * load.n_blocks,
-        shared_steps=4 * load.n_blocks + _finish_steps(load) + _pad_steps(load) + 36 * load.n_blocks,
-        lines=(load.n_entries + 2 * load.count_words) / LANES
-        + _finish_lines(load)
-        + 2 * load.n_active
-        + _scatter_lines(load),
-    )
-
-
 def mm_scan_blocks(load: Load) -> Work:
     share = ceil_div(load.n_blocks, 32)
     return Work(
@@ -176,15 +155,21 @@ def mm_scan_blocks(load: Load) -> Work:
     )
 
 
-def _place_part(load: Load, read_bytes: float, device_steps: int, count_lines: float) -> Work:
-    """clear, barrier, count, publish, scan, next row, barrier, rank, next row; `count_lines` of every threadgroup."""
-    groups = max(2 * load.n_blocks, PLACE_GROUPS)
+def _place_part(
+    load: Load, read_bytes: float, device_steps: int, count_lines: float, parts: int = 2, counting: bool = False
+) -> Work:
+    """clear, barrier, count, publish, scan, next row, barrier, rank, next row; `count_lines` of every threadgroup.
+
+    counting: every threadgroup counts all entries itself, and they write the blocks' counts among them.
+    """
+    groups = max(parts * load.n_blocks, PLACE_GROUPS)
+    counted = 4 * load.count_words if counting else 0
     return Work(
         groups,
         PLACE_THREADS,
         8 * load.n_entries + read_bytes,
-        _scan_bytes(load) + 8 * load.n_rows + 4 * load.n_entries,
-        _rank_operations(load) + groups * 60 * load.n_experts,
+        counted + _scan_bytes(load) + 8 * load.n_rows + 4 * load.n_entries,
+        _rank_operations(load) + groups * (60 * load.n_experts + (load.n_entries if counting else 0)),
         device_steps=device_steps,
         shared_steps=4 + SCAN_STEPS + 4,
         lines=_scatter_lines(load) + 2 * load.n_padding + load.n_tiles + groups * count_lines,
@@ -194,8 +179,14 @@ def _place_part(load: Load, read_bytes: float, device_steps: int, count_lines: f
 def mm_place_from_counts(load: Load) -> Work:
     # ids and weights are on their way while the counts are summed
     owned = ceil_div(load.n_experts, PLACE_THREADS)
-    steps = owned * ceil_div(load.n_blocks, 8)
+    steps = owned * ceil_div(load.n_blocks, 8 if load.n_blocks <= 8 else 24)
     return _place_part(load, 4 * load.count_words, steps, load.count_words / LANES)
+
+
+def mm_single(load: Load) -> Work:
+    # four ids a thread on their way at a time; the ids of the part are among them
+    steps = ceil_div(load.n_entries, 4 * PLACE_THREADS)
+    return _place_part(load, 0, steps, load.n_entries / LANES, parts=4, counting=True)
 
 
 def mm_place_from_offsets(load: Load) -> Work:
