@@ -40,6 +40,7 @@ class Call(ctypes.Structure):
 def link(folder: Path, flags: Sequence[str] = ()) -> Path:
     """Compiles the units and the table of `folder` and links them with the emulator and the driver."""
     sources = [*DEVICES.glob("emulator/*.cpp"), DEVICES / "host_buffer.cpp", DEVICES / "launch_check.cpp"]
+    sources.append(ROOT / "cpp" / "core" / "program.cpp")
     sources += [folder / "kernels_table.cpp", HERE / "driver.cpp"]
     all_in_one = folder / "all_in_one.cpp"  # the standard headers are read once
     all_in_one.write_text("".join(f'#include "{source}"\n' for source in sources))
