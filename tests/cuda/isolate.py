@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import json
 import struct
 import sys
 from pathlib import Path
@@ -19,9 +18,12 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "metal")]
 
 import lower_cuda  # noqa: E402
+from measure import run_of  # noqa: E402
 from test_compile import METAL, OPTIONS, load_nvrtc, texts  # noqa: E402
 
+import expertile  # noqa: E402
 from expertile.plan import max_rows  # noqa: E402
+from expertile.report_json import envelope, write  # noqa: E402
 
 E, K, M, LAUNCHES, REPEATS = 512, 10, 16, 48, 30
 Edit = tuple[str, str]
@@ -144,20 +146,20 @@ class Texts:
     def forms(self) -> dict[tuple[str, str], bytes]:
         """Machine code by kernel and what was done to it."""
         codes = {}
-        late = {"threads.h": replaced(self.shim["threads.h"], (EARLY, WAIT))}
-        late["threads.h"] = replace_second(late["threads.h"], WAIT, EARLY)
+        first = {"threads.h": replaced(self.shim["threads.h"], (WAIT, EARLY))}
+        first["threads.h"] = replace_second(first["threads.h"], EARLY, WAIT)
         for kernel, parts in KERNELS.items():
             file, entry = self.files[kernel], self.entries[kernel]
             codes[kernel, "whole"] = self.compile(kernel, file, entry)
             empty = replaced(entry, (ENTER, f"{ENTER} if (grid_rows != ~0u) return;"))
             codes[kernel, "empty"] = self.compile(kernel, file, empty)
-            codes[kernel, "next launch behind the wait"] = self.compile(kernel, file, entry, late)
+            codes[kernel, "next launch ahead of the wait"] = self.compile(kernel, file, entry, first)
             for name, edit in parts.items():
                 codes[kernel, name] = self.compile(kernel, replaced(file, edit), entry)
         # Everything that reads only what earlier launches than the last wrote, before the wait for the last.
         kernel = "mm_place_from_counts"
-        file = replace_first(self.files[kernel], CLEAR, f"{CLEAR}  {WAIT}\n")
-        entry = replaced(self.entries[kernel], (ENTER, f"const uint group_x = blockIdx.x; {EARLY}"))
+        file = replace_first(self.files[kernel], CLEAR, f"{CLEAR}  {WAIT} {EARLY}\n")
+        entry = replaced(self.entries[kernel], (ENTER, "const uint group_x = blockIdx.x;"))
         codes[kernel, "reads ids before the wait"] = self.compile(kernel, file, entry)
         for kernel, group in itertools.product(CLOCKS, (0, 1)):
             codes[kernel, f"clocks of group {group}"] = self.clocked(kernel, group)
@@ -280,7 +282,7 @@ def buffers_of(gpu: Gpu, n_tokens: int) -> tuple[bytes, dict[str, list[Any]]]:
 
 
 def main(arguments: list[str]) -> int:
-    gpu, text = Gpu(), Texts()
+    gpu, text, device = Gpu(), Texts(), expertile.open_device("cuda")
     codes = text.forms()
     loaded = {key: gpu.function(code, key[0]) for key, code in codes.items()}
     rows: list[dict[str, Any]] = []
@@ -302,8 +304,8 @@ def main(arguments: list[str]) -> int:
                 row["cycles"] = gpu.cycles(loaded[kernel, form][0], [name for name, *_ in CLOCKS[kernel]])
             rows.append(row)
         place = "mm_place_from_counts"
-        pairs = [("whole", "whole"), ("next launch behind the wait", "next launch behind the wait"),
-                 ("next launch behind the wait", "reads ids before the wait"), ("empty", "empty")]  # fmt: skip
+        pairs = [("whole", "whole"), ("next launch ahead of the wait", "next launch ahead of the wait"),
+                 ("whole", "reads ids before the wait"), ("empty", "empty")]  # fmt: skip
         for first, second in pairs:
             time = gpu.time([launch("mm_hist", first), launch(place, second)])
             rows.append(
@@ -315,8 +317,8 @@ def main(arguments: list[str]) -> int:
                     f"{n_tokens:>6} {row['kernel']:<30} {row['form']:<56} {row['us']:7.2f} {row.get('cycles', '')}",
                     flush=True,
                 )
-    Path(arguments[0]).write_text(json.dumps({"command": "isolate plan", "rows": rows}, indent=1) + "\n")
-    return 0  # fmt: skip
+        write(Path(arguments[0]), envelope("isolate plan", True, rows, device, run_of()))
+    return 0
 
 
 if __name__ == "__main__":

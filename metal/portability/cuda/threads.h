@@ -187,11 +187,12 @@ inline bool atomic_compare_exchange_weak_explicit(atomic<T>* at, T* expected, st
 }  // namespace expertile::msl
 
 // The head of every entry point. Rows of threadgroups lie on y and, past 65,535, on z. With programmatic launch the
-// next kernel's threadgroups may come up as soon as all of this one's have begun; they then wait here for its end.
+// next kernel's threadgroups may come up as soon as all of this one's are past their wait; they then wait here for its
+// end and for what it wrote. Row 0 of every grid waits, so that the end of a grid implies the end of all before it.
 #if __CUDA_ARCH__ >= 900
-#define EXPERTILE_WAIT_FOR_INPUTS                                 \
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); \
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+#define EXPERTILE_WAIT_FOR_INPUTS                    \
+  asm volatile("griddepcontrol.wait;" ::: "memory"); \
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #else
 #define EXPERTILE_WAIT_FOR_INPUTS
 #endif
