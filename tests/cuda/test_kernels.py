@@ -12,6 +12,7 @@ from expertile.measure import assert_bitwise_equal, half_ulp_distance, worst_tok
 from expertile.quants import TYPES
 
 # The two of the model's experts, and one of each family.
+GEMM_BOUND = 5e-5  # of two devices' fp32 sums, relative to the row
 FORMATS = ["IQ2_XS", "IQ4_NL", "Q8_0", "Q4_K", "F16", "F32"]
 
 
@@ -23,10 +24,22 @@ def assert_close(got: Array, want: Array, how: str, name: str) -> None:
     elif how == "float":
         # Of a sum that cancels, relative to what was added.
         assert np.allclose(got, want, rtol=2e-6, atol=2e-6, equal_nan=True), name
+    elif got.dtype == np.float16:
+        assert_half_product(got, want, name)
     else:
         worst, token = worst_token_rel_l2(got, want)
-        # mixed is also given as half: then a unit in the last place is what rounding can cost.
-        assert worst <= (5e-5 if got.dtype == np.float32 else 5e-4), f"{name}: {worst} at row {token}"
+        assert worst <= GEMM_BOUND, f"{name}: {worst} at row {token}"
+
+
+def assert_half_product(got: Array, want: Array, name: str) -> None:
+    """A half that is rounded from a GEMM's sums: one unit in the last place, or what sums in another order may be off
+    by, which is more than that where they cancel."""
+    size = np.sqrt(np.mean(want.astype(np.float64) ** 2, axis=-1, keepdims=True))
+    with np.errstate(invalid="ignore"):  # infinities, which half_ulp_distance compares
+        near = np.abs(got.astype(np.float64) - want.astype(np.float64)) <= GEMM_BOUND * size
+    wrong = ~near & (half_ulp_distance(got, want) > 1)
+    at = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+    assert not wrong.any(), f"{name}: {np.count_nonzero(wrong)} wrong, first at {at}: {got[at]!r}, not {want[at]!r}"
 
 
 def check(gpu: Any, emulator: Any, launch: Run) -> None:
@@ -46,6 +59,24 @@ def test_every_kernel_agrees_with_the_emulator(gpu: Any, emulator: Any) -> None:
             failures.append(str(error))
     print(f"{len(launches)} launches of {len({launch.kernel for launch in launches})} kernels")
     assert not failures, "\n".join(failures)
+
+
+def test_the_comparison_of_halves_sees_two_units_in_the_last_place() -> None:
+    want = np.random.default_rng(4).standard_normal((9, 33)).astype(np.float16)
+    want[4, 2:] = 0  # a row of one large value: a unit in its last place is 2^-11 to 2^-10 of the row
+    for units, right in ((0, True), (1, True), (2, False), (-2, False)):
+        for at in ((4, 0), (8, 32)):
+            got = want.copy()
+            got[at] = (got[at].view(np.int16) + units).view(np.float16)
+            if right:
+                assert_close(got, want, "gemm", "halves")
+            else:
+                with pytest.raises(AssertionError, match="halves: 1 wrong"):
+                    assert_close(got, want, "gemm", "halves")
+    got = want.copy()
+    got[3, 3] = np.nan
+    with pytest.raises(AssertionError, match="halves: 1 wrong"):
+        assert_close(got, want, "gemm", "halves")
 
 
 def test_ten_runs_give_the_same_bits(gpu: Any) -> None:
