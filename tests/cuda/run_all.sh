@@ -38,8 +38,8 @@ sanitize() { tests/cuda/sanitize.sh "$1"; }
 limit_of() {
   case $1 in
     build) echo 200 ;;
-    caller | layer) echo 60 ;;
-    isolate | epilogue | gather) echo 50 ;;
+    caller | layer | epilogue) echo 60 ;;
+    isolate | gather) echo 50 ;;
     plan) echo 100 ;;
     *) echo 120 ;;
   esac
