@@ -190,9 +190,13 @@ std::string default_plan(const std::string& device_kind, std::uint32_t n_tokens)
       {"cpu", 0, "two_dispatch"},
       {"emulator", 0, "two_dispatch"},
       {"metal", 0, "two_dispatch"},
-      {"cuda", 0, "two_dispatch_counts_quarters"},
+      // One NVIDIA H200, 512 experts, 10 a token (results/h200/plan.json and isolate.json, 2052d816d8c2): the single
+      // launch 3.8 us to 4.7 at 128 tokens, even at 512; the middle launch from 4,096 on 8.7 to 10.2; parts of half a
+      // block ahead from 16,384 on, 20.8 to 24.3 at 32,768.
+      {"cuda", 0, "single"},
+      {"cuda", 512, "two_dispatch_counts_quarters"},
       {"cuda", 3072, "two_dispatch_offsets_quarters"},
-      {"cuda", 6144, "two_dispatch_offsets"},
+      {"cuda", 16384, "two_dispatch_offsets"},
   };
   std::string variant = "padscan";
   for (const Row& row : kTable) {
