@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent / "cuda"))
+
+import readme_table
 
 from expertile import reference
 from expertile.cli import build_parser
@@ -55,6 +60,11 @@ def test_example_runs(monkeypatch: Any) -> None:
     assert scope["y"].shape == scope["x"].shape
     assert np.isfinite(scope["y"]).all()
     assert not np.array_equal(scope["y"], scope["x"])
+
+
+def test_figures_of_the_gpu_are_the_results() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert readme_table.updated(text) == text, "python3 tests/cuda/readme_table.py brings it up to date"
 
 
 def test_two_commands_are_all_the_set_up() -> None:

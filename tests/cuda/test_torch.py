@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +123,16 @@ def test_adopted_memory_is_checked(torch: Any) -> None:
         gpu.adopt(tensor.data_ptr(), 1 << 50)
     with pytest.raises(ValueError, match=r"adopt.*0 bytes"):
         gpu.adopt(tensor.data_ptr(), 0)
+
+
+def test_the_readmes_example_runs(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    blocks = re.findall(r"```python\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
+    scope: dict[str, Any] = {}
+    exec(blocks[1], scope)
+    exec(blocks[2], scope)
+    got = scope["y"]
+    assert got.is_cuda and got.shape == scope["x"].shape
+    on_host = {"token_mixer": lambda layer, streams: np.multiply(streams, np.float32(0.5), out=streams)}
+    np.testing.assert_array_equal(got.cpu().numpy(), scope["window"].prompt_chunk(scope["x"].cpu().numpy(), **on_host))
