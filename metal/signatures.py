@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lowering import (
@@ -64,6 +64,7 @@ class Signature:
     parameters: list[Parameter]
     host_name: str
     place: Token
+    body: Tokens = field(default_factory=list, repr=False)  # behind {
 
     @property
     def args(self) -> Parameter:
@@ -178,7 +179,7 @@ def read_signature(declaration: Declaration) -> Signature:
     if indices != list(range(1, len(indices) + 1)):
         raise fault(name, f"expected buffers 1, 2, ... in order in {name.text}, got {indices}")
     threads = text_of(attributes["max_total_threads_per_threadgroup"])
-    return Signature(name.text, template, threads, parameters, host_name_of(attributes), name)
+    return Signature(name.text, template, threads, parameters, host_name_of(attributes), name, tokens[body + 1 :])
 
 
 def read_instantiation(declaration: Declaration, signatures: dict[str, Signature]) -> Kernel:

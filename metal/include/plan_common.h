@@ -22,6 +22,12 @@ struct PlanTotals {
   uint largest;
 };
 
+// Ahead of it a kernel clears threadgroup memory and reads what earlier launches than the last wrote: CUDA waits here,
+// and launches such a kernel early only where the last writes none of the buffers that are named ahead of it.
+#if !defined(EXPERTILE_CUDA)
+METAL_FUNC void await_inputs() {}
+#endif
+
 METAL_FUNC uint plan_div_up(uint a, uint b) { return (a + b - 1u) / b; }
 
 // The expert of an entry; n_experts where it is skipped: -1, any other id outside 0..E-1, or past the last entry.

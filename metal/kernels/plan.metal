@@ -30,6 +30,7 @@
   for (uint e = thread_index; e < args.n_experts; e += PLAN_THREADS) {
     atomic_store_explicit(&counts[e], 0u, memory_order_relaxed);
   }
+  await_inputs();
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const uint expert = plan_expert(args, ids, block * EXPERTILE_BLOCK_ENTRIES + thread_index);
   if (expert < args.n_experts) {

@@ -246,6 +246,7 @@ METAL_FUNC void plan_owned_offsets(constant PlanArgs& args, const device uint* b
   threadgroup uint4 pool[PLAN_POOL];
   const PlacePart part = plan_read_part(args, ids, weights, thread_index, group, n_groups);
   plan_clear_place(args.n_experts, thread_index, pool);
+  await_inputs();
   if (args.n_experts <= PLACE_THREADS) {
     uint counts[1];
     uint before[1];
@@ -275,6 +276,7 @@ METAL_FUNC void plan_owned_offsets(constant PlanArgs& args, const device uint* b
   threadgroup uint4 pool[PLAN_POOL];
   const PlacePart part = plan_read_part(args, ids, weights, thread_index, group, n_groups);
   plan_clear_place(args.n_experts, thread_index, pool);
+  await_inputs();
   if (args.n_experts <= PLACE_THREADS) {
     uint counts[1];
     uint before[1];
@@ -346,12 +348,13 @@ METAL_FUNC void plan_take_totals(constant PlanArgs& args, uint thread_index, thr
   threadgroup uint4* words = pool + word_start;
   const bool counted = word_start + PLACE_SUBS / 16 * n_experts <= PLAN_POOL;
 
-  const PlacePart part = plan_read_part<false>(args, ids, weights, thread_index, group, n_groups);
-  uint four[4];
-  plan_read_four(args, ids, thread_index, four);
   for (uint i = thread_index; i < word_start + (counted ? PLACE_SUBS / 16 * n_experts : 0u); i += PLACE_THREADS) {
     pool[i] = uint4(0u, 0u, 0u, 0u);
   }
+  await_inputs();
+  const PlacePart part = plan_read_part<false>(args, ids, weights, thread_index, group, n_groups);
+  uint four[4];
+  plan_read_four(args, ids, thread_index, four);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   // The threadgroup of a block's first part reports the block's counts.
   const bool with_block = part.skipped == 0 && part.block < args.n_blocks;

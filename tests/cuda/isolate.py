@@ -30,9 +30,9 @@ Edit = tuple[str, str]
 
 ENTER = "EXPERTILE_ENTER(grid_rows)"
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+AWAIT = "await_inputs();"
 WAIT = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
 EARLY = 'asm volatile("griddepcontrol.launch_dependents;" ::: "memory");'
-CLEAR = "plan_clear_place(args.n_experts, thread_index, pool);\n"
 PUT = "plan_put(args, expert, part.weight, part.entry, row, stok, sw, pos);"
 COUNT = "if (id {}) {{\n    atomic_fetch_add_explicit(&totals"
 OWNED = (
@@ -146,21 +146,17 @@ class Texts:
     def forms(self) -> dict[tuple[str, str], bytes]:
         """Machine code by kernel and what was done to it."""
         codes = {}
-        first = {"threads.h": replaced(self.shim["threads.h"], (WAIT, EARLY))}
-        first["threads.h"] = replace_second(first["threads.h"], EARLY, WAIT)
+        first = {"threads.h": replaced(self.shim["threads.h"], (WAIT, f"{EARLY} {WAIT}"))}
         for kernel, parts in KERNELS.items():
             file, entry = self.files[kernel], self.entries[kernel]
             codes[kernel, "whole"] = self.compile(kernel, file, entry)
-            empty = replaced(entry, (ENTER, f"{ENTER} if (grid_rows != ~0u) return;"))
+            empty = replaced(entry, (ENTER, f"{ENTER} {AWAIT} if (grid_rows != ~0u) return;"))
             codes[kernel, "empty"] = self.compile(kernel, file, empty)
             codes[kernel, "next launch ahead of the wait"] = self.compile(kernel, file, entry, first)
+            waiting = replaced(entry, (ENTER, f"{ENTER} {AWAIT}"))
+            codes[kernel, "waits at its start"] = self.compile(kernel, file, waiting)
             for name, edit in parts.items():
                 codes[kernel, name] = self.compile(kernel, replaced(file, edit), entry)
-        # Everything that reads only what earlier launches than the last wrote, before the wait for the last.
-        kernel = "mm_place_from_counts"
-        file = replace_first(self.files[kernel], CLEAR, f"{CLEAR}  {WAIT} {EARLY}\n")
-        entry = replaced(self.entries[kernel], (ENTER, "const uint group_x = blockIdx.x;"))
-        codes[kernel, "reads ids before the wait"] = self.compile(kernel, file, entry)
         for kernel, group in itertools.product(CLOCKS, (0, 1)):
             codes[kernel, f"clocks of group {group}"] = self.clocked(kernel, group)
         return codes
@@ -173,18 +169,8 @@ class Texts:
             file = file.replace(text, clock + text if where == "before" else text + clock)
         include = '#include "metal_cuda.h"\n'
         file = replaced(file, (include, include + CLOCK_TEXT.format(group=group)))
-        entry = replaced(self.entries[kernel], (ENTER, f"{ENTER} {CLOCK.format(0)}"))
+        entry = replaced(self.entries[kernel], (ENTER, f"{ENTER} {AWAIT} {CLOCK.format(0)}"))
         return self.compile(kernel, file, entry)
-
-
-def replace_first(text: str, old: str, new: str) -> str:
-    assert old in text, f"expected: {old}"
-    return text.replace(old, new, 1)
-
-
-def replace_second(text: str, old: str, new: str) -> str:
-    first = text.index(old) + len(old)
-    return text[:first] + replace_first(text[first:], old, new)
 
 
 class Config(ctypes.Structure):  # CUlaunchConfig
@@ -305,7 +291,7 @@ def main(arguments: list[str]) -> int:
             rows.append(row)
         place = "mm_place_from_counts"
         pairs = [("whole", "whole"), ("next launch ahead of the wait", "next launch ahead of the wait"),
-                 ("whole", "reads ids before the wait"), ("empty", "empty")]  # fmt: skip
+                 ("waits at its start", "waits at its start"), ("empty", "empty")]  # fmt: skip
         for first, second in pairs:
             time = gpu.time([launch("mm_hist", first), launch(place, second)])
             rows.append(

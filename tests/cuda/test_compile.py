@@ -14,6 +14,7 @@ METAL = ROOT / "metal"
 sys.path.insert(0, str(METAL))
 
 import lower_cuda  # noqa: E402
+from signatures import read_source  # noqa: E402
 
 OPTIONS = (
     "--gpu-architecture=sm_90",
@@ -95,6 +96,32 @@ def test_an_entry_point_takes_args_by_value_then_buffers_then_rows(sources: list
     assert 'extern "C" __global__ void __launch_bounds__(1024) mm_hist(' in text
     assert "const __grid_constant__ PlanArgs args, const int* ids, uint* bcnt, const uint grid_rows)" in text
     assert "mm_hist(args, ids, bcnt, uint(threadIdx.x), uint(group_x));" in text
+
+
+def kernel_of(sources: list[Any], name: str) -> Any:
+    return next(kernel for source in sources for kernel in source.kernels if kernel.name == name)
+
+
+def test_every_kernel_waits_for_the_launch_before(sources: list[Any]) -> None:
+    """At its start, or itself behind what the device may not let it read while the launch before writes it."""
+    for name, early, mask in (
+        ("mm_gather", None, 0),
+        ("mm_hist", [], 0),
+        ("mm_single", [], 0),
+        ("mm_place_from_counts", ["ids", "weights"], 3),
+        ("mm_place_from_offsets", ["ids", "weights"], 3),
+    ):
+        kernel = kernel_of(sources, name)
+        assert lower_cuda.early_buffers(kernel) == early
+        assert lower_cuda.early_mask(kernel) == mask
+        assert ("await_inputs();" in lower_cuda.entry_text(kernel)) == (early is None)
+
+
+def test_nothing_is_written_ahead_of_the_wait() -> None:
+    head = "[[kernel, max_total_threads_per_threadgroup(32)]] void f(constant A& args [[buffer(0)]], "
+    text = head + "device int* out [[buffer(1)]]) { out[0] = 1; await_inputs(); }"
+    with pytest.raises(lower_cuda.SourceError, match=r"expected out to be const ahead of await_inputs\(\), got device"):
+        lower_cuda.entry_text(read_source(text, "f.metal").kernels[0])
 
 
 def test_threadgroup_memory_becomes_shared(sources: list[Any]) -> None:

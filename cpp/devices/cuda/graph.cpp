@@ -55,12 +55,29 @@ Handle add_launch(Handle graph, const Program& program, const Launch& launch, co
   return handle;
 }
 
+// Whether it reads, ahead of its wait, what the launch before writes. What still earlier launches wrote is there: the
+// launch before has let this one begin behind its own wait.
+bool reads_too_early(const Launch& launch, const Launch& before) {
+  const unsigned early = static_cast<const Kernel*>(launch.pipeline)->early;
+  for (std::size_t i = 0; i < launch.buffers.size(); ++i) {
+    if ((early >> i & 1u) == 0) continue;
+    const std::uint64_t from = launch.buffers[i].buffer->address() + launch.buffers[i].offset;
+    for (const Binding& other : before.buffers) {
+      const std::uint64_t start = other.buffer->address() + other.offset;
+      const bool apart = start + other.bytes <= from || from + launch.buffers[i].bytes <= start;
+      if (other.access != Access::Read && !apart) return true;
+    }
+  }
+  return false;
+}
+
 // `early`: behind a group of one launch the next launches are brought up before it ends, and wait on the GPU.
 void add_groups(Handle graph, const Program& program, bool early) {
   const Driver& d = driver();
   std::vector<Handle> before;
+  const Launch* last = nullptr;  // of the group before
   for (const Group& group : program.groups) {
-    const bool edges = early && before.size() == 1;
+    const bool one = early && before.size() == 1;
     if (before.size() > 1 && group.launches.size() > 1) {  // n + m edges instead of n * m
       Handle join = nullptr;
       d.check(d.graph_empty(&join, graph, before.data(), before.size()), program.name + ": " + group.name);
@@ -68,12 +85,15 @@ void add_groups(Handle graph, const Program& program, bool early) {
     }
     std::vector<Handle> nodes;
     for (const Launch& launch : group.launches) {
+      const bool edges = one && !reads_too_early(launch, *last);
       nodes.push_back(add_launch(graph, program, launch, edges ? std::vector<Handle>{} : before));
       if (edges) {
         d.check(d.graph_edges(graph, &before[0], &nodes.back(), &kProgrammaticEdge, 1), place(program, launch));
       }
     }
-    if (!nodes.empty()) before = std::move(nodes);
+    if (nodes.empty()) continue;
+    before = std::move(nodes);
+    last = &group.launches.back();
   }
 }
 

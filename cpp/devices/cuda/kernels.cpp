@@ -83,6 +83,7 @@ void Kernels::load(const Job& job) {
   const std::string where = "kernel " + std::string(job.entry->name);
   Kernel kernel;
   kernel.threads = job.entry->threads;
+  kernel.early = job.entry->early;
   d.check(d.module_load(&kernel.module, job.code.data()), where + ": module");
   int most = 0;
   Result result = d.module_function(&kernel.function, kernel.module, job.entry->name);

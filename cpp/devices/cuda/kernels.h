@@ -13,6 +13,7 @@ struct Entry;
 
 struct Kernel {
   unsigned threads = 0;  // of a threadgroup
+  unsigned early = 0;    // bit i: reads buffer i ahead of its wait for the launch before
   Handle module = nullptr;
   Handle function = nullptr;
 };

@@ -12,6 +12,7 @@ struct Entry {
   const char* name;
   const char* file;  // name of the header that holds the lowered .metal file
   unsigned threads;  // of a threadgroup
+  unsigned early;    // bit i: reads buffer i ahead of its wait for the launch before
   const char* text;
 };
 

@@ -183,21 +183,23 @@ inline bool atomic_compare_exchange_weak_explicit(atomic<T>* at, T* expected, st
 }
 
 }  // namespace metal
+
+// With programmatic launch the next kernel's threadgroups may come up as soon as all of this one's are past this; they
+// then wait here for its end and for what it wrote. Every entry point calls it first, but for kernels that call it
+// themselves, behind what needs nothing of the launch before: row 0 of every grid waits, so that the end of a grid
+// implies the end of all before it.
+inline void await_inputs() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 }  // namespace EXPERTILE_ISA
 }  // namespace expertile::msl
 
-// The head of every entry point. Rows of threadgroups lie on y and, past 65,535, on z. With programmatic launch the
-// next kernel's threadgroups may come up as soon as all of this one's are past their wait; they then wait here for its
-// end and for what it wrote. Row 0 of every grid waits, so that the end of a grid implies the end of all before it.
-#if __CUDA_ARCH__ >= 900
-#define EXPERTILE_WAIT_FOR_INPUTS                    \
-  asm volatile("griddepcontrol.wait;" ::: "memory"); \
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#else
-#define EXPERTILE_WAIT_FOR_INPUTS
-#endif
+// The head of every entry point. Rows of threadgroups lie on y and, past 65,535, on z.
 #define EXPERTILE_ENTER(rows)                               \
   [[maybe_unused]] const uint group_x = blockIdx.x;         \
   const uint group_y = blockIdx.z * gridDim.y + blockIdx.y; \
-  if (group_y >= rows) return;                              \
-  EXPERTILE_WAIT_FOR_INPUTS
+  if (group_y >= rows) return;
