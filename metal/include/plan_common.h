@@ -24,7 +24,10 @@ struct PlanTotals {
 
 // Ahead of it a kernel clears threadgroup memory and reads what earlier launches than the last wrote: CUDA waits here,
 // and launches such a kernel early only where the last writes none of the buffers that are named ahead of it.
-#if !defined(EXPERTILE_CUDA)
+#if defined(EXPERTILE_CUDA)
+#define PLAN_AHEAD true
+#else
+#define PLAN_AHEAD false  // then loads are better on their way before the work that they wait behind
 METAL_FUNC void await_inputs() {}
 #endif
 

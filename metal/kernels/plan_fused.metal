@@ -170,13 +170,10 @@ METAL_FUNC void plan_place_part(constant PlanArgs& args, thread const PlacePart&
   plan_put(args, expert, part.weight, part.entry, row, stok, sw, pos);
 }
 
-// plan_place_part where the counts come from earlier launches: with the entries of its block before the part counted.
-template <uint OWNED>
-METAL_FUNC void plan_place_behind(constant PlanArgs& args, thread const PlacePart& part, thread const uint* counts,
-                                  thread const uint* before, uint thread_index, uint group, uint n_groups, uint lane,
-                                  uint simd, threadgroup uint* partial, threadgroup uint4* pool, device uint* eoff,
-                                  device uint4* tiles, device int* stok, device float* sw, device int* pos,
-                                  device uint* meta) {
+// What the place kernels make of ids alone: the entries of the block before the part counted, the part's own matched.
+METAL_FUNC uint plan_match_part(constant PlanArgs& args, thread const PlacePart& part, uint lane, uint simd,
+                                threadgroup uint4* pool) {
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   threadgroup atomic_uint* early = reinterpret_cast<threadgroup atomic_uint*>(pool);
   threadgroup uint4* words = pool + plan_div_up(args.n_experts, 4u);
   const bool counted = plan_counted<PLACE_SUBS>(args.n_experts);
@@ -188,6 +185,19 @@ METAL_FUNC void plan_place_behind(constant PlanArgs& args, thread const PlacePar
   const uint expert = min(part.id, args.n_experts);
   const uint same = plan_match(expert, args.n_experts);
   plan_publish<PLACE_SUBS>(expert, same, args.n_experts, counted, lane, simd, words);
+  return same;
+}
+
+// plan_place_part where the counts come from earlier launches.
+template <uint OWNED>
+METAL_FUNC void plan_place_behind(constant PlanArgs& args, thread const PlacePart& part, uint same,
+                                  thread const uint* counts, thread const uint* before, uint thread_index, uint group,
+                                  uint n_groups, uint lane, uint simd, threadgroup uint* partial,
+                                  threadgroup uint4* pool, device uint* eoff, device uint4* tiles, device int* stok,
+                                  device float* sw, device int* pos, device uint* meta) {
+  same = PLAN_AHEAD ? same : plan_match_part(args, part, lane, simd, pool);
+  threadgroup uint4* words = pool + plan_div_up(args.n_experts, 4u);
+  const bool counted = plan_counted<PLACE_SUBS>(args.n_experts);
   plan_place_part<OWNED>(args, part, counts, before, same, counted, thread_index, group, n_groups, lane, simd, partial,
                          reinterpret_cast<threadgroup uint*>(pool), words, eoff, tiles, stok, sw, pos, meta);
 }
@@ -246,21 +256,18 @@ METAL_FUNC void plan_owned_offsets(constant PlanArgs& args, const device uint* b
   threadgroup uint4 pool[PLAN_POOL];
   const PlacePart part = plan_read_part(args, ids, weights, thread_index, group, n_groups);
   plan_clear_place(args.n_experts, thread_index, pool);
+  const uint same = PLAN_AHEAD ? plan_match_part(args, part, lane, simd, pool) : 0u;
   await_inputs();
   if (args.n_experts <= PLACE_THREADS) {
-    uint counts[1];
-    uint before[1];
+    uint counts[1], before[1];
     plan_owned_counts<1>(args, bcnt, part.block, thread_index, counts, before);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    plan_place_behind<1>(args, part, counts, before, thread_index, group, n_groups, lane, simd, partial, pool, eoff,
-                         tiles, stok, sw, pos, meta);
+    plan_place_behind<1>(args, part, same, counts, before, thread_index, group, n_groups, lane, simd, partial, pool,
+                         eoff, tiles, stok, sw, pos, meta);
   } else {
-    uint counts[PLACE_OWNED];
-    uint before[PLACE_OWNED];
+    uint counts[PLACE_OWNED], before[PLACE_OWNED];
     plan_owned_counts<PLACE_OWNED>(args, bcnt, part.block, thread_index, counts, before);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    plan_place_behind<PLACE_OWNED>(args, part, counts, before, thread_index, group, n_groups, lane, simd, partial, pool,
-                                   eoff, tiles, stok, sw, pos, meta);
+    plan_place_behind<PLACE_OWNED>(args, part, same, counts, before, thread_index, group, n_groups, lane, simd, partial,
+                                   pool, eoff, tiles, stok, sw, pos, meta);
   }
 }
 
@@ -276,21 +283,18 @@ METAL_FUNC void plan_owned_offsets(constant PlanArgs& args, const device uint* b
   threadgroup uint4 pool[PLAN_POOL];
   const PlacePart part = plan_read_part(args, ids, weights, thread_index, group, n_groups);
   plan_clear_place(args.n_experts, thread_index, pool);
+  const uint same = PLAN_AHEAD ? plan_match_part(args, part, lane, simd, pool) : 0u;
   await_inputs();
   if (args.n_experts <= PLACE_THREADS) {
-    uint counts[1];
-    uint before[1];
+    uint counts[1], before[1];
     plan_owned_offsets<1>(args, bcnt, boff, part.block, thread_index, counts, before);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    plan_place_behind<1>(args, part, counts, before, thread_index, group, n_groups, lane, simd, partial, pool, eoff,
-                         tiles, stok, sw, pos, meta);
+    plan_place_behind<1>(args, part, same, counts, before, thread_index, group, n_groups, lane, simd, partial, pool,
+                         eoff, tiles, stok, sw, pos, meta);
   } else {
-    uint counts[PLACE_OWNED];
-    uint before[PLACE_OWNED];
+    uint counts[PLACE_OWNED], before[PLACE_OWNED];
     plan_owned_offsets<PLACE_OWNED>(args, bcnt, boff, part.block, thread_index, counts, before);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    plan_place_behind<PLACE_OWNED>(args, part, counts, before, thread_index, group, n_groups, lane, simd, partial, pool,
-                                   eoff, tiles, stok, sw, pos, meta);
+    plan_place_behind<PLACE_OWNED>(args, part, same, counts, before, thread_index, group, n_groups, lane, simd, partial,
+                                   pool, eoff, tiles, stok, sw, pos, meta);
   }
 }
 
@@ -380,14 +384,12 @@ METAL_FUNC void plan_take_totals(constant PlanArgs& args, uint thread_index, thr
     }
   }
   if (n_experts <= PLACE_THREADS) {
-    uint counts[1];
-    uint before[1];
+    uint counts[1], before[1];
     plan_take_totals<1>(args, thread_index, next_row, counts, before);
     plan_place_part<1>(args, part, counts, before, same, counted, thread_index, group, n_groups, lane, simd, partial,
                        next_row, words, eoff, tiles, stok, sw, pos, meta);
   } else {
-    uint counts[PLACE_OWNED];
-    uint before[PLACE_OWNED];
+    uint counts[PLACE_OWNED], before[PLACE_OWNED];
     plan_take_totals<PLACE_OWNED>(args, thread_index, next_row, counts, before);
     plan_place_part<PLACE_OWNED>(args, part, counts, before, same, counted, thread_index, group, n_groups, lane, simd,
                                  partial, next_row, words, eoff, tiles, stok, sw, pos, meta);

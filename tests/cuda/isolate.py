@@ -67,7 +67,13 @@ KERNELS: dict[str, dict[str, Edit]] = {
         ),
         "without the blocks' counts": COUNTS,
         "eight loads at once": ("plan_sum_blocks<24>(", "plan_sum_blocks<8>("),
-        "48 loads at once": ("plan_sum_blocks<24>(", "plan_sum_blocks<48>("),
+        "16 loads at once": ("plan_sum_blocks<24>(", "plan_sum_blocks<16>("),
+        "matches behind the wait": (
+            "const uint same = true ? plan_match_part(args, part, lane, simd, pool) : 0u;\n  await_inputs();\n"
+            "  if (args.n_experts <= 512) {\n    uint counts[1], before[1];\n    plan_owned_counts",
+            "await_inputs();\n  const uint same = true ? plan_match_part(args, part, lane, simd, pool) : 0u;\n"
+            "  if (args.n_experts <= 512) {\n    uint counts[1], before[1];\n    plan_owned_counts",
+        ),
     },
     "mm_single": SHARED_PARTS
     | {
@@ -91,8 +97,8 @@ PLACE_CLOCKS: list[tuple[str, str, str]] = [  # name of what ends there, text, "
 ]  # fmt: skip
 CLOCKS = {
     "mm_place_from_counts": [
-        ("ids, counts of the blocks, clearing", "plan_place_behind<1>(args, part", "before"),
-        ("entries before the part, match", "plan_place_part<OWNED>(args, part", "before"),
+        ("ids, clearing, entries before the part, match", "plan_owned_counts<1>(args, bcnt", "before"),
+        ("counts of the blocks", "plan_place_behind<1>(args, part", "before"),
         *PLACE_CLOCKS,
     ],
     "mm_single": [
@@ -290,8 +296,9 @@ def main(arguments: list[str]) -> int:
                 row["cycles"] = gpu.cycles(loaded[kernel, form][0], [name for name, *_ in CLOCKS[kernel]])
             rows.append(row)
         place = "mm_place_from_counts"
-        pairs = [("whole", "whole"), ("next launch ahead of the wait", "next launch ahead of the wait"),
-                 ("waits at its start", "waits at its start"), ("empty", "empty")]  # fmt: skip
+        alone = ("next launch ahead of the wait", "waits at its start", "empty")
+        seconds = ("whole", "matches behind the wait", "eight loads at once", "16 loads at once")
+        pairs = [*((form, form) for form in alone), *(("whole", form) for form in seconds)]
         for first, second in pairs:
             time = gpu.time([launch("mm_hist", first), launch(place, second)])
             rows.append(
