@@ -190,13 +190,11 @@ std::string default_plan(const std::string& device_kind, std::uint32_t n_tokens)
       {"cpu", 0, "two_dispatch"},
       {"emulator", 0, "two_dispatch"},
       {"metal", 0, "two_dispatch"},
-      // One NVIDIA H200, 512 experts, 10 a token (results/h200/plan.json and isolate.json, 2052d816d8c2): the single
-      // launch 3.8 us to 4.7 at 128 tokens, even at 512; the middle launch from 4,096 on 8.7 to 10.2; parts of half a
-      // block ahead from 16,384 on, 20.8 to 24.3 at 32,768.
+      // One NVIDIA H200, 512 experts, 10 a token (results/h200/plan.json), us a layer: the single launch 3.46 to 4.31
+      // at 128 tokens, 4.44 to 4.48 at 512, 5.76 to 5.51 at 1,024; the middle launch 6.88 to 9.68 at 4,096.
       {"cuda", 0, "single"},
-      {"cuda", 512, "two_dispatch_counts_quarters"},
-      {"cuda", 3072, "two_dispatch_offsets_quarters"},
-      {"cuda", 16384, "two_dispatch_offsets"},
+      {"cuda", 640, "two_dispatch_counts_quarters"},
+      {"cuda", 3072, "two_dispatch_offsets"},
   };
   std::string variant = "padscan";
   for (const Row& row : kTable) {

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from expertile import _core
+
 ROOT = Path(__file__).parents[2]
 TOKENS = (128, 2048, 8192, 32768, 131072)
 NAMES = {"padscan": "`padscan`", "baseline": "`baseline`", "align_atomic": "atomic peer"}
@@ -24,13 +26,13 @@ def figure(us: float) -> str:
 
 def plan_table() -> str:
     rows = [row for row in result("plan")["rows"] if row["kernel"] == "total"]
-    defaults = {row["tokens"]: row for row in rows if row.get("default")}
     times = {(row["variant"], row["tokens"]): row["us"] for row in rows}
+    defaults = {n: _core.default_plan("cuda", n) for n in TOKENS}
     lines = [
         ["T", *map(str, TOKENS)],
         ["---"] * (len(TOKENS) + 1),
-        ["the default", *(figure(defaults[n]["us"]) for n in TOKENS)],
-        ["its form", *(f"`{defaults[n]['variant'].removeprefix('two_dispatch_')}`" for n in TOKENS)],
+        ["the default", *(figure(times[defaults[n], n]) for n in TOKENS)],
+        ["its form", *(f"`{defaults[n].removeprefix('two_dispatch_')}`" for n in TOKENS)],
         *([name, *(figure(times[variant, n]) for n in TOKENS)] for variant, name in NAMES.items()),
     ]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("| --- ", "|---").replace("---| ", "---|")
