@@ -11,7 +11,7 @@
 
 namespace expertile {
 
-// Sizes of a model; immutable once validated. Names in brackets are those of DESIGN.md's formulas.
+// Sizes of a model; immutable once validated. The letters behind them are those of the README and of shapes.
 struct Config {
   std::uint32_t n_layers = 0;
   std::uint32_t dim = 0;                  // D

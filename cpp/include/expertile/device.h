@@ -1,6 +1,6 @@
 // device.h: a device is five methods; three more are for a caller with memory and a queue of his own on it.
 //
-// A server's own stream and memory:
+// A server's own stream and memory on CUDA (metal.h has Metal's):
 //
 //   DeviceOptions options;
 //   options.stream = reinterpret_cast<std::uint64_t>(stream);            // a CUstream or cudaStream_t
@@ -63,9 +63,10 @@ class Device {
   // What went less well than it could, said once, for the caller to show; "" = nothing. The engine never prints.
   virtual std::string take_warning() { return {}; }
 
-  // `bytes` of the caller's memory at `address` as a buffer: a pointer of this GPU (cuda), a host pointer (cpu,
-  // emulator). Nothing is copied; the memory stays the caller's, who keeps it as long as the buffer. Throws
-  // std::invalid_argument for memory that is not this device's or is shorter.
+  // `bytes` of the caller's memory at `address` as a buffer: a pointer of this GPU (cuda), an address inside a buffer
+  // that this device knows (metal; see metal_buffer), a host pointer (cpu, emulator). Nothing is copied; the memory
+  // stays the caller's, who keeps it as long as the buffer. Throws std::invalid_argument for memory that is not this
+  // device's or is shorter.
   virtual BufferRef adopt(std::uint64_t address, std::uint64_t bytes);
   // Between two buffers of this device, which may not overlap, without a third. As given here it is for devices whose
   // buffers the host sees.
