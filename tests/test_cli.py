@@ -74,6 +74,7 @@ def golden(pytestconfig: pytest.Config) -> Path:
         ["parity", "dense", "--formats", "Q99"],
         ["parity", "moe", "--tile", "16,64,32"],
         ["schedule", "--layer", "7"],
+        ["synth", "model.gguf", "--device", "cpu"],
     ],
     ids=" ".join,
 )
