@@ -4,24 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from expertile import _core
-
-
-class TensorLike(Protocol):
-    """A quantized tensor: ggml type name, shape in ggml order (fastest first), bytes."""
-
-    @property
-    def type(self) -> str: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def data(self) -> np.ndarray: ...
+from expertile.layer_weights import TensorLike
 
 
 class Model:

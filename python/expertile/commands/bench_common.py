@@ -24,6 +24,7 @@ from expertile.commands.common import (
     show_table,
     spread,
 )
+from expertile.commands.layer_parity import BF16_BOUND, EXACT_BOUND, FP16_BOUND
 from expertile.commands.synth import add_model_options
 from expertile.peer.client import PEERS, Peer, find_libraries
 from expertile.synth import PRESETS
@@ -45,7 +46,7 @@ class Bounds:
 
 
 # What a result of each precision must keep to be timed.
-PRECISIONS = {"exact": Bounds(5e-5, 1e-3), "bf16": Bounds(None, 4e-3)}
+PRECISIONS = {"exact": Bounds(FP16_BOUND, EXACT_BOUND), "bf16": Bounds(None, BF16_BOUND)}
 
 # --- options ----------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from expertile.commands.bench_common import (
     add_sizes,
     bench_routing,
     bench_sizes,
+    on_host,
     rounds_for,
     take_turns,
     thread_count,
@@ -344,7 +345,7 @@ def step_rows(layer: Layer, step: Step) -> list[dict[str, Any]]:
                 f"[bench epilogue T={layer.n_tokens}] expected {form.name} within {ELEMENT_BOUND:g} of "
                 f"{forms[0].name}, got {off:.2e}: not timed"
             )
-    layers = arguments.layers or (1 if step.heavy and device.kind in ("cpu", "emulator") else LAYERS)
+    layers = arguments.layers or (1 if step.heavy and on_host(device) else LAYERS)
     runs = {form.name: lambda form=form: time_calls(device, form.calls, layers) for form in forms}
     rounds = rounds_for(arguments, seconds * layers)
     times = take_turns(runs, rounds)

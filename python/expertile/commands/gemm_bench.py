@@ -50,7 +50,6 @@ from expertile.peer.client import Peer
 from expertile.synth import SynthTensor, random_tensor
 
 DEFAULT_TOKENS = [1, 32, 512]
-GROUPED_TOKENS = [512]
 DEFAULT_TILE = (16, 64, 32, 2)
 Tile = tuple[int, int, int, int]
 Array = NDArray[Any]
