@@ -52,13 +52,21 @@ HEADS = {
 
 
 def add(subparsers: Any) -> None:
-    parser = subparsers.add_parser("bench", help="measure: plan, gather, epilogue, moe, dense")
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure: plan, gather, epilogue, moe, dense",
+        description="Measures one stage; nothing is timed whose result is further off than it may be. With --model the "
+        "times are predicted, and every table says so.",
+    )
     stages = parser.add_subparsers(dest="stage", metavar="STAGE", required=True)
     plan = add_command(stages, "plan", run_plan_bench, "every variant of the plan, kernel by kernel")
     plan.add_argument("--variants", type=word_list, metavar="LIST", help="variants (default: all of the device)")
     gather = add_command(stages, "gather", run_gather_bench, "the rows' gather in fp32 and fp16")
     for stage in (plan, gather):
-        stage.add_argument("--tokens", type=positive_list, default=DEFAULT_TOKENS, metavar="LIST", help="128,512,...")
+        text = ",".join(map(str, DEFAULT_TOKENS))
+        stage.add_argument(
+            "--tokens", type=positive_list, default=DEFAULT_TOKENS, metavar="LIST", help=f"T, in turn (default {text})"
+        )
         stage.add_argument(
             "--routing", type=parse_routing, default=None, metavar="R", help="uniform or zipf:S (default uniform)"
         )

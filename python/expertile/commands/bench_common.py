@@ -54,7 +54,9 @@ PRECISIONS = {"exact": Bounds(FP16_BOUND, EXACT_BOUND), "bf16": Bounds(None, BF1
 def add_options(parser: argparse.ArgumentParser, tokens: list[int], routing: bool = True) -> None:
     """The options of every bench that multiplies matrices."""
     text = ",".join(map(str, tokens))
-    parser.add_argument("--tokens", type=positive_list, default=tokens, metavar="LIST", help=f"(default {text})")
+    parser.add_argument(
+        "--tokens", type=positive_list, default=tokens, metavar="LIST", help=f"T, in turn (default {text})"
+    )
     if routing:
         parser.add_argument(
             "--routing", default="uniform", metavar="R", help="uniform, zipf:S or a recorded FILE.npz (default uniform)"

@@ -81,7 +81,9 @@ def add(stages: Any) -> None:
     add_peer(parser)
     parser.add_argument("--tile", type=tile, metavar="M,N,K,S", help="tile of gate and up")
     parser.add_argument("--dtile", type=tile, metavar="M,N,K,S", help="tile of down")
-    parser.add_argument("--fuse", type=word_list, default=[], metavar="LIST", help="swiglu, gatherless")
+    parser.add_argument(
+        "--fuse", type=word_list, default=[], metavar="LIST", help="one of swiglu, gatherless (default nothing)"
+    )
     parser.add_argument("--formats", type=word_list, metavar="LIST", help="a grouped GEMM of each type: all, or a list")
 
 

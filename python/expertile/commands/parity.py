@@ -15,7 +15,11 @@ from expertile.synth import PRESETS
 
 
 def add(subparsers: Any) -> None:
-    parser = subparsers.add_parser("parity", help="compare devices and the reference: plan, moe, dense, prompt")
+    parser = subparsers.add_parser(
+        "parity",
+        help="compare devices and the reference: plan, moe, dense, prompt",
+        description="Compares the devices present, or --device, with the numpy reference; exits 1 on any fault.",
+    )
     stages = parser.add_subparsers(dest="stage", metavar="STAGE", required=True)
     plan = add_command(
         stages, "plan", run_plan, "every variant of the plan and the gather, byte for byte, on every device"
@@ -24,19 +28,23 @@ def add(subparsers: Any) -> None:
         "--tokens", type=positive_list, metavar="LIST", help="only these T (default 128,512,1024,2048 and odd sizes)"
     )
     moe = add_command(stages, "moe", run_moe, "plan, gather and the routed experts of a layer")
-    moe.add_argument("--tokens", type=positive_list, default=[128, 256], metavar="LIST", help="default 128,256")
+    moe.add_argument(
+        "--tokens", type=positive_list, default=[128, 256], metavar="LIST", help="T, in turn (default 128,256)"
+    )
     moe.add_argument("--gu", metavar="TYPE", help="type of gate and up (default IQ2_XS)")
     moe.add_argument("--dn", metavar="TYPE", help="type of down (default IQ4_NL)")
     moe.add_argument("--tile", type=tile, metavar="M,N,K,S", help="tile of gate and up")
     moe.add_argument("--dtile", type=tile, metavar="M,N,K,S", help="tile of down")
     dense = add_command(stages, "dense", run_dense, "the dense GEMM of every type, on every device")
-    dense.add_argument("--tokens", type=positive_list, default=[33], metavar="LIST", help="rows (default 33)")
+    dense.add_argument("--tokens", type=positive_list, default=[33], metavar="LIST", help="T, in turn (default 33)")
     dense.add_argument("--formats", type=word_list, metavar="LIST", help="types (default: all that have a kernel)")
     dense.add_argument("--tile", type=tile, metavar="M,N,K,S", help="only this tile (default: all)")
     for stage in (moe, dense):
         add_precision(stage)
     prompt = add_command(stages, "prompt", run_prompt, "router, hyper-connection, shared expert")
-    prompt.add_argument("--tokens", type=positive_list, default=[33, 128], metavar="LIST", help="default 33,128")
+    prompt.add_argument(
+        "--tokens", type=positive_list, default=[33, 128], metavar="LIST", help="T, in turn (default 33,128)"
+    )
     for stage in (moe, prompt):
         stage.add_argument(
             "--preset",
