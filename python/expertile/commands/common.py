@@ -24,13 +24,13 @@ class CheckFailed(Exception):
 
 
 def add_command(
-    subparsers: Any, name: str, run: Any, summary: str, *, device: bool = True, description: str = ""
+    subparsers: Any, name: str, run: Any, summary: str, *, device: str = "the best present", description: str = ""
 ) -> argparse.ArgumentParser:
-    """A command with the options that every command takes."""
+    """A command with the options that every command takes; `device`: the default of --device, "" for no such option."""
     parser: argparse.ArgumentParser = subparsers.add_parser(name, help=summary, description=description or summary)
     if device:
         kinds = ", ".join(status.kind for status in expertile.list_devices())
-        parser.add_argument("--device", metavar="NAME", help=f"{kinds} (default: the best present)")
+        parser.add_argument("--device", metavar="NAME", help=f"{kinds} (default: {device})")
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON")
     parser.set_defaults(run=run)
     return parser

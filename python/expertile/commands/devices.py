@@ -10,7 +10,7 @@ from expertile.commands.common import add_command, finish, open_device, show_tab
 
 
 def add(subparsers: Any) -> None:
-    add_command(subparsers, "devices", run, "the devices, and why the others are absent")
+    add_command(subparsers, "devices", run, "the devices, and why the others are absent", device="all")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -13,6 +13,8 @@ from expertile.commands.moe_parity import run_moe
 from expertile.commands.plan_parity import run_plan
 from expertile.synth import PRESETS
 
+SEE_PRESET = "all present, for flash-next the best"
+
 
 def add(subparsers: Any) -> None:
     parser = subparsers.add_parser(
@@ -22,12 +24,12 @@ def add(subparsers: Any) -> None:
     )
     stages = parser.add_subparsers(dest="stage", metavar="STAGE", required=True)
     plan = add_command(
-        stages, "plan", run_plan, "every variant of the plan and the gather, byte for byte, on every device"
+        stages, "plan", run_plan, "every variant of the plan and the gather, byte for byte", device="all present"
     )
     plan.add_argument(
         "--tokens", type=positive_list, metavar="LIST", help="only these T (default 128,512,1024,2048 and odd sizes)"
     )
-    moe = add_command(stages, "moe", run_moe, "plan, gather and the routed experts of a layer")
+    moe = add_command(stages, "moe", run_moe, "plan, gather and the routed experts of a layer", device=SEE_PRESET)
     moe.add_argument(
         "--tokens", type=positive_list, default=[128, 256], metavar="LIST", help="T, in turn (default 128,256)"
     )
@@ -35,20 +37,20 @@ def add(subparsers: Any) -> None:
     moe.add_argument("--dn", metavar="TYPE", help="type of down (default IQ4_NL)")
     moe.add_argument("--tile", type=tile, metavar="M,N,K,S", help="tile of gate and up")
     moe.add_argument("--dtile", type=tile, metavar="M,N,K,S", help="tile of down")
-    dense = add_command(stages, "dense", run_dense, "the dense GEMM of every type, on every device")
+    dense = add_command(stages, "dense", run_dense, "the dense GEMM of every type", device="all present")
     dense.add_argument("--tokens", type=positive_list, default=[33], metavar="LIST", help="T, in turn (default 33)")
     dense.add_argument("--formats", type=word_list, metavar="LIST", help="types (default: all that have a kernel)")
     dense.add_argument("--tile", type=tile, metavar="M,N,K,S", help="only this tile (default: all)")
     for stage in (moe, dense):
         add_precision(stage)
-    prompt = add_command(stages, "prompt", run_prompt, "router, hyper-connection, shared expert")
+    prompt = add_command(stages, "prompt", run_prompt, "router, hyper-connection, shared expert", device=SEE_PRESET)
     prompt.add_argument(
         "--tokens", type=positive_list, default=[33, 128], metavar="LIST", help="T, in turn (default 33,128)"
     )
-    for stage in (moe, prompt):
+    for stage, preset in ((moe, "flash-next"), (prompt, "tiny")):
         stage.add_argument(
             "--preset",
             choices=sorted(PRESETS),
-            default="flash-next" if stage is moe else "tiny",
-            help="sizes of the random layer; tiny runs on every device, flash-next on the best one",
+            default=preset,
+            help=f"sizes of the random layer (default {preset})",
         )

@@ -18,7 +18,7 @@ DEFAULT_DOWN = "IQ4_NL"
 
 
 def add(subparsers: Any) -> None:
-    parser = add_command(subparsers, "synth", run, "write a model of random quant blocks", device=False)
+    parser = add_command(subparsers, "synth", run, "write a model of random quant blocks", device="")
     parser.add_argument("out", metavar="OUT.gguf", help="the file to write")
     add_model_options(parser, "--preset", "sizes of the model (default tiny)", "tiny")
     parser.add_argument("--layers", type=positive, metavar="N", help=f"layers (default {DEFAULT_LAYERS})")
