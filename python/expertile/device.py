@@ -1,4 +1,8 @@
-"""The devices that run the kernels."""
+"""The devices that run the kernels.
+
+A `Device` has `.kind` and `.name`; its memory is best taken through `DeviceArray`. One device serves any number of
+windows.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +33,9 @@ def open_device(
     instructions: str = "",
     matrix: str = "",
 ) -> Device:
-    """Opens a device.
+    """Opens a device. An option of another kind of device has no effect, but for stream and matrix, which are refused.
 
-    kind     "cpu", "emulator" ...; None = the best that is present
+    kind     "metal", "cuda", "cpu" or "emulator"; None = the best that is present
     threads  worker threads of cpu and emulator; 0 = as many as this process may use. Results do not depend on it.
     order    emulator: the order in which threads and threadgroups run, "ascending", "reversed" or "shuffled"
     seed     emulator: seed of the shuffled order
@@ -44,10 +48,10 @@ def open_device(
              the precision bf16, with "amx" in both); all others agree bit for bit.
     matrix   metal: what multiplies matrices: "base" (simdgroup_matrix), or matmul2d with its weights "staged" or, by
              "k4", straight in registers, on GPUs with neural accelerators (M5) and macOS 26.2; "" = staged where that
-             compiles, else base, with one RuntimeWarning
+             compiles, else base, with one RuntimeWarning. No Mac has run any of them.
 
-    Raises ValueError for an unknown kind, a stream where none can be or instructions that this machine lacks (naming
-    those it has), RuntimeError where the device is absent, saying why.
+    Raises ValueError for an unknown kind, a stream or a matrix where none can be or instructions that this machine
+    lacks (naming those it has), RuntimeError where the device is absent or lacks what `matrix` needs, saying why.
 
     >>> open_device("cpu", threads=1).kind
     'cpu'

@@ -18,7 +18,8 @@ class DeviceArray:
     """A C-contiguous array in a device's memory.
 
     device    the Device whose kernels see it
-    address   where it begins: a pointer of the GPU on cuda, a host pointer on cpu and emulator
+    address   where it begins: a pointer of the GPU on cuda, a GPU address inside one of the device's buffers on metal,
+              a host pointer on cpu and emulator
     shape, dtype
     owner     whatever must live as long as the array; the memory stays the owner's
     writable  False where a window must not write it
