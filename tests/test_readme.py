@@ -31,8 +31,8 @@ NAMES = {
 }
 
 
-def python_blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def python_blocks(page: str = "README.md") -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
 def matrices(weights: LayerWeights) -> dict[str, Any]:
@@ -80,3 +80,14 @@ def test_commands_of_the_docs_exist() -> None:
     assert len(commands) > 9
     for command in commands:
         assert build_parser().parse_args(command).command == command[0]
+
+
+def test_example_of_the_docs_runs_but_for_its_device(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(ROOT)
+    (example,) = python_blocks("docs/metal.md")
+    opened = 'open_device("metal", matrix=matrix)'
+    assert opened in example
+    exec(example.replace(opened, 'open_device("emulator")'), {})
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [name for name, _ in lines] == ["base", "staged", "k4"]
+    assert all(float(distance) < 1e-3 for _, distance in lines)
