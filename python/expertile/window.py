@@ -54,8 +54,9 @@ class Window:
     elementwise "scalar" or "vector" (four columns a thread) kernels behind the GEMMs, with the same bits; "" = the
                 device's default: "vector" on cuda, where it moves 1.4 times the bytes a second
     precision   how the experts' GEMMs (the routed and the shared one's) take their weights: "exact", as halves, within
-                1e-3 of the float reference; "bf16", on cpu alone, rounded once more, within 4e-3 and faster where the
-                processor has tiles of bf16. All else stays exact: its sums choose the experts.
+                1e-3 of the float reference; "bf16", on cpu alone, rounded once more, within 4e-3: faster with AMX's
+                tiles from some forty rows an expert on, slower with few. All else stays exact: its sums choose the
+                experts.
     profile     time every step by itself (`seconds`)
 
     Raises ValueError for sizes over a limit, a tile that is not compiled (naming those that are) or a precision that
