@@ -8,6 +8,7 @@
 //   Window window(model, device, {.max_tokens = 2048});
 //   BufferRef mine = device->adopt(pointer, bytes);                        // a CUdeviceptr; stays the caller's
 //   device->copy(window.buffer("streams"), 0, mine, 0, bytes);             // behind what the stream holds already
+//   window.clear_faults(n_tokens);                                         // before a chunk's first layer
 //   window.moe_layer(layer, n_tokens);
 //   device->copy(mine, 0, window.buffer("streams"), 0, bytes);
 //

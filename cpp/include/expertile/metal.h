@@ -12,6 +12,7 @@
 //   // The streams [T, C, D] fp32 that the server's attention left in a buffer of its own, offset 0.
 //   expertile::BufferRef streams = expertile::metal_buffer(*device, server_buffer, 0, n_tokens * C * D * 4);
 //   std::memcpy(window.buffer("streams")->host(), streams->host(), streams->bytes());
+//   window.clear_faults(n_tokens);                // before a chunk's first layer
 //   window.moe_layer(layer, n_tokens);            // returns when the GPU has finished
 //   // or hand the window's own buffer to the server's kernels:
 //   auto [handle, offset] = expertile::metal_handle(window.buffer("streams"));

@@ -59,7 +59,9 @@ struct LaunchTime {
 
 class Window {
  public:
-  // Keeps `model` (its weights are adopted by the device where it can). Builds and checks every layer's program.
+  // Keeps `model` (its weights are adopted by the device where it can). Builds and checks every layer's program. Throws
+  // std::invalid_argument for options that the model or the device does not allow, DeviceError where memory is short or
+  // a kernel does not compile.
   Window(std::shared_ptr<const Model> model, std::shared_ptr<Device> device, const WindowOptions& options);
   ~Window();
   Window(const Window&) = delete;
@@ -69,7 +71,10 @@ class Window {
   const WindowOptions& options() const;
   Device& device() const;
 
-  // The MoE half of one layer on the `streams` buffer, in place. Returns device seconds.
+  // The MoE half of one layer on the buffer "streams", [n_tokens, C, D] fp32, in place. Returns device seconds, when
+  // the device has finished. Before a chunk's first layer: clear_faults; behind its last: route_faults, whose tokens
+  // hold nothing that counts. Throws std::invalid_argument for a layer or n_tokens out of range. One call at a time
+  // runs.
   double moe_layer(std::uint32_t layer, std::uint32_t n_tokens);
   double run_step(Step step, std::uint32_t layer, std::uint32_t n_tokens);
 
