@@ -258,3 +258,14 @@ def argsort_plan(
     real = np.minimum(counts[tile_expert] - (first_row - expert_offset[tile_expert]), np.int32(tile_rows))
     tiles = np.stack([tile_expert, first_row, real, np.zeros_like(real)], axis=1).astype(np.uint32)
     return expert_offset.astype(np.uint32), tiles, row_token, row_weight, position
+
+
+def empty_plan(n_experts: int) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a plan of no tokens, by name, as Window.plan gives them."""
+    none = {"block_count": (0, n_experts), "expert_offset": (n_experts + 1,), "meta": (14,), "tiles": (0, 4)}
+    result: dict[str, npt.NDArray[Any]] = {name: np.zeros(shape, np.uint32) for name, shape in none.items()}
+    result["meta"][5:] = 1
+    for name in ("position", "row_token"):
+        result[name] = np.zeros(0, np.int32)
+    result["row_weight"] = np.zeros(0, np.float32)
+    return result

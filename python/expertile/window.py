@@ -10,31 +10,16 @@ from typing import Any
 import numpy as np
 
 from expertile import _core
+from expertile.arrays import checked, checked_out
 from expertile.device import Device, open_device
 from expertile.device_array import is_device_array, run_on_device
 from expertile.model import Model, open_gguf
+from expertile.plan import empty_plan
+from expertile.reference import to_half
 from expertile.route_error import RouteError
 
 Arrays = dict[str, np.ndarray]
 TokenMixer = Callable[[int, np.ndarray], None]
-HALF_MAX = 65504.0
-
-
-def checked(array: Any, dtype: Any, shape: Sequence[int | None], where: str) -> np.ndarray:
-    """`array` as a C-contiguous array of exactly this dtype; None in `shape` is any size. Raises ValueError."""
-    want = np.dtype(dtype)
-    text = f"{want} [{', '.join('*' if n is None else str(n) for n in shape)}]"
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"[{where}] expected {text}, got {type(array).__name__}")
-    fits = array.ndim == len(shape) and all(n in (None, m) for n, m in zip(shape, array.shape, strict=True))
-    if array.dtype != want or not fits:
-        raise ValueError(f"[{where}] expected {text}, got {array.dtype} {list(array.shape)}")
-    return np.ascontiguousarray(array)
-
-
-def to_half(values: np.ndarray) -> np.ndarray:
-    """fp32 to fp16 as the kernels do it: saturating at +-65504, NaN passes."""
-    return np.clip(values, -HALF_MAX, HALF_MAX).astype(np.float16)
 
 
 class Window:
@@ -153,7 +138,7 @@ class Window:
         if is_device_array(x):
             return run_on_device(self, layers, x, out, token_mixer, progress, where)
         x = self._streams(x, where)
-        out = self._out(out, x.shape, where)
+        out = checked_out(out, x.shape, where)
         n_tokens = x.shape[0]
         if n_tokens == 0:
             return out
@@ -223,7 +208,7 @@ class Window:
                 "route",
                 layer,
                 t,
-                {"mixed": mixed, "mixed_half": to_half(mixed)},
+                {"mixed": mixed, "mixed_half": to_half(mixed)[0]},
                 {
                     "logits": ((t, c.n_experts), np.float32),
                     "ids": ((t, c.top_k), np.int32),
@@ -248,7 +233,7 @@ class Window:
             token, slot = np.argwhere(wrong)[0]
             raise ValueError(f"[plan: ids[{token}, {slot}]] expected -1..{c.n_experts - 1}, got {ids[token, slot]}")
         if ids.shape[0] == 0:
-            return self._empty_plan()
+            return empty_plan(c.n_experts)
         t, entries = ids.shape[0], ids.size
         blocks = -(-entries // 1024)
         with self._lock:
@@ -268,16 +253,6 @@ class Window:
             result["tiles"] = self._get("tiles", (n_tiles, 4), np.uint32)
             result["row_token"] = self._get("row_token", (n_rows,), np.int32)
             result["row_weight"] = self._get("row_weight", (n_rows,), np.float32)
-        return result
-
-    def _empty_plan(self) -> Arrays:
-        e = self.config.n_experts
-        none = {"block_count": (0, e), "expert_offset": (e + 1,), "meta": (14,), "tiles": (0, 4)}
-        result = {name: np.zeros(shape, np.uint32) for name, shape in none.items()}
-        result["meta"][5:] = 1
-        for name in ("position", "row_token"):
-            result[name] = np.zeros(0, np.int32)
-        result["row_weight"] = np.zeros(0, np.float32)
         return result
 
     def gather(self, plan: Arrays, mixed_half: np.ndarray) -> np.ndarray:
@@ -321,7 +296,7 @@ class Window:
             "shared",
             layer,
             t,
-            {"mixed": mixed, "mixed_half": to_half(mixed)},
+            {"mixed": mixed, "mixed_half": to_half(mixed)[0]},
             {
                 "shared_gate": ((t, c.shared_ffn), np.float32),
                 "shared_up": ((t, c.shared_ffn), np.float32),
@@ -421,16 +396,3 @@ class Window:
         if x.shape[0] > self.max_tokens:
             raise ValueError(f"[{where}] expected at most {self.max_tokens} tokens (max_tokens), got {x.shape[0]}")
         return x
-
-    def _out(self, out: np.ndarray | None, shape: tuple[int, ...], where: str) -> np.ndarray:
-        if out is None:
-            return np.empty(shape, np.float32)
-        if not isinstance(out, np.ndarray) or out.dtype != np.float32:
-            got = out.dtype if isinstance(out, np.ndarray) else type(out).__name__
-            raise TypeError(f"[{where}: out] expected a float32 array, got {got}")
-        if out.shape != shape or not out.flags.c_contiguous or not out.flags.writeable:
-            raise ValueError(
-                f"[{where}: out] expected a writable C-contiguous array {list(shape)}, got {list(out.shape)}, "
-                f"contiguous {out.flags.c_contiguous}, writable {out.flags.writeable}"
-            )
-        return out
