@@ -1,15 +1,15 @@
 // rows.h: what the row-wise native kernels share.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 namespace expertile::cpu {
 
-// Adds one task's saturated activations to the layer's count.
+// Adds one task's saturated activations to the layer's count. A builtin: libc++ has std::atomic_ref from 19 on only,
+// which the Xcode of macOS 14 is older than.
 inline void count_saturated(std::uint32_t* total, std::uint32_t count) {
-  if (count != 0) std::atomic_ref<std::uint32_t>(*total).fetch_add(count, std::memory_order_relaxed);
+  if (count != 0) __atomic_fetch_add(total, count, __ATOMIC_RELAXED);
 }
 
 // Rows of n values that are worth a task of their own.
