@@ -20,7 +20,7 @@ from expertile.peer.protocol import Array, read_frame, write_frame
 from expertile.quants import type_info
 
 PEERS = ("ggml",)
-EXTRA = "pip install 'expertile[peer]'"
+EXTRA = "pip install '.[peer]' in the source tree"
 TIMEOUT = 600.0  # seconds without a byte from the peer
 BUFFER = 1 << 20
 COMMAND = (sys.executable, "-m", "expertile.peer.ggml_process")
