@@ -93,10 +93,13 @@ std::vector<double> time_kernels(Device& device, const std::vector<KernelCall>& 
   Program program;
   program.name = "time_kernels";
   for (std::uint32_t i = 0; i < layers; ++i) program.groups.insert(program.groups.end(), once.begin(), once.end());
-  const py::gil_scoped_release release;
-  device.prepare(program);
   std::vector<double> seconds;
-  for (std::uint32_t i = 0; i < repeats; ++i) seconds.push_back(device.run(program) / layers);
+  {
+    const py::gil_scoped_release release;
+    device.prepare(program);
+    for (std::uint32_t i = 0; i < repeats; ++i) seconds.push_back(device.run(program) / layers);
+  }
+  show_warning(device);
   return seconds;
 }
 

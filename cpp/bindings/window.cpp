@@ -145,6 +145,7 @@ py::list time_steps(Window& w, const std::vector<std::string>& names, std::uint3
     const py::gil_scoped_release release;
     times = w.time_steps(steps, layer, n_tokens, by_launch, warm);
   }
+  show_warning(w.device());
   py::list rows;
   for (const LaunchTime& t : times) rows.append(py::make_tuple(t.name, t.step, t.kernel, t.seconds));
   return rows;

@@ -33,7 +33,7 @@ def open_device(
     instructions: str = "",
     matrix: str = "",
 ) -> Device:
-    """Opens a device. An option of another kind of device has no effect, but for stream and matrix, which are refused.
+    """Opens a device. order, seed and guard have no effect on other kinds; the other options are refused there.
 
     kind     "metal", "cuda", "cpu" or "emulator"; None = the best that is present
     threads  worker threads of cpu and emulator; 0 = as many as this process may use. Results do not depend on it.
@@ -50,7 +50,7 @@ def open_device(
              "k4", straight in registers, on GPUs with neural accelerators (M5) and macOS 26.2; "" = staged where that
              compiles, else base, with one RuntimeWarning. No Mac has run any of them.
 
-    Raises ValueError for an unknown kind, a stream or a matrix where none can be or instructions that this machine
+    Raises ValueError for an unknown kind, an option of another kind of device or instructions that this machine
     lacks (naming those it has), RuntimeError where the device is absent or lacks what `matrix` needs, saying why.
 
     >>> open_device("cpu", threads=1).kind
@@ -58,10 +58,14 @@ def open_device(
     """
     if kind is None:
         kind = next(status.kind for status in list_devices() if status.present)
-    if matrix and kind == "metal":
-        return _core.open_metal_device(matrix)
-    if matrix:
+    if instructions and kind != "cpu":
+        raise ValueError(f"[open_device: instructions] expected the device cpu, got {kind}")
+    if matrix and kind != "metal":
         raise ValueError(f"[open_device: matrix] expected the device metal, got {kind}")
+    if matrix and stream is not None:
+        raise ValueError(f"[open_device: metal] expected no stream, got {stream}")
+    if matrix:
+        return _core.open_metal_device(matrix)
     load_nvrtc()
     return _core.open_device(
         kind, threads=threads, order=order, seed=seed, guard=guard, stream=stream, instructions=instructions

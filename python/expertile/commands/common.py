@@ -30,7 +30,11 @@ def add_command(
     parser: argparse.ArgumentParser = subparsers.add_parser(name, help=summary, description=description or summary)
     if device:
         kinds = ", ".join(status.kind for status in expertile.list_devices())
-        parser.add_argument("--device", metavar="NAME", help=f"{kinds} (default: {device})")
+        parser.add_argument(
+            "--device",
+            metavar="NAME",
+            help=f"{kinds} (default: {device}); cpu:avx2, metal:k4 ... choose its instructions, its matrix form",
+        )
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON")
     parser.set_defaults(run=run)
     return parser
@@ -86,17 +90,26 @@ def tile(text: str) -> tuple[int, int, int, int]:
 
 
 def open_device(kind: str | None, threads: int = 0) -> Any:
-    """The device of `--device`, or the best present. ValueError for a name that no device has."""
+    """The device of `--device`, or the best present; "cpu:avx2" or "metal:k4" name its instructions or matrix form.
+
+    ValueError for a name that no device has.
+    """
+    name, _, form = (kind or "").partition(":")
     known = [status.kind for status in expertile.list_devices()]
-    if kind is not None and kind not in known:
+    if kind is not None and name not in known:
         raise ValueError(f"[--device] expected one of {', '.join(known)}, got {kind}")
-    return expertile.open_device(kind, threads=threads)
+    if not form:
+        return expertile.open_device(name or None, threads=threads)
+    if name == "metal":
+        return expertile.open_device(name, matrix=form)
+    return expertile.open_device(name, threads=threads, instructions=form)
 
 
 def present_kinds(kind: str | None) -> list[str]:
     """The kinds to compare: those present, or the one asked for."""
     if kind is not None:
-        return [open_device(kind).kind]
+        open_device(kind)
+        return [kind]
     return [status.kind for status in expertile.list_devices() if status.present]
 
 
