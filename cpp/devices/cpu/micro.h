@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "devices/cpu/kernels.h"
+#include "devices/cpu/prefetch.h"
 #include "devices/cpu/unroll.h"
 
 namespace {
@@ -156,11 +157,16 @@ inline void direct(const DirectStep& step, int first) {
       for (int p = 0; p < Simd::kParts; ++p) sum[w][r].part[p] = Simd::zero_part();
     }
   }
+  const std::size_t row_bytes = step.n_inner / Format::elements * Format::bytes;
   for (std::size_t k = 0; k < step.n_inner; k += kStep<Format>) {
     EXPERTILE_UNROLL
     for (int w = 0; w < Weights; ++w) {
+      const std::uint8_t* row = step.weights[first + w];
+      // The rows of the next call.
+      prefetch_behind<kToL1>(row + k / Format::elements * Format::bytes, Weights * row_bytes,
+                             kStep<Format> / Format::elements * Format::bytes);
       DotSink<Rows> sink{step.rows + k, step.row_stride, sum[w]};
-      decode_step<Format>(step.weights[first + w], step.n_inner, k, sink);
+      decode_step<Format>(row, step.n_inner, k, sink);
     }
   }
   EXPERTILE_UNROLL

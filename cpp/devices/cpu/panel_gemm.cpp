@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "devices/cpu/prefetch.h"
+
 namespace expertile::cpu {
 namespace {
 
@@ -87,6 +89,8 @@ void PanelGemm::decode(const Panel& panel, std::size_t k, std::size_t n, float* 
     if (way_ == Way::Floats) {
       copy_padded(from, n, to);
     } else {
+      // The same place in the panel behind this one.
+      prefetch_behind<kToL2>(from, kernels_.panel_weights * (n_inner_ / elements_ * bytes_), n / elements_ * bytes_);
       format_.decode(from, n, to);
       if (way_ == Way::Rounded) kernels_.bf16_row(n, to);
     }

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "devices/cpu/kernels.h"
+#include "devices/cpu/prefetch.h"
 
 namespace {
 
@@ -99,7 +100,10 @@ class TileProduct {
   void decode(std::size_t k, int row) const {
     const std::size_t n = std::min(kDecoded, p_.n_inner - k);
     std::uint32_t* to = buffer(k) + static_cast<std::size_t>(row) * kRowWords;
-    p_.format.pack(p_.weights[row] + k / p_.elements * p_.bytes, n, to, Exact ? to + kGroupWords : nullptr);
+    const std::uint8_t* from = p_.weights[row] + k / p_.elements * p_.bytes;
+    // The same place in the panel behind this one.
+    prefetch_behind<kToL2>(from, kWeights * (p_.n_inner / p_.elements * p_.bytes), n / p_.elements * p_.bytes);
+    p_.format.pack(from, n, to, Exact ? to + kGroupWords : nullptr);
   }
 
   // One step of 32 values of 16 rows, with the load and the store of their sums.
@@ -123,6 +127,11 @@ class TileProduct {
       Tiles::load<5>(weights + kGroupWords, 4 * kRowWords);
       Tiles::dot<2, 5, 6>();
       Tiles::dot<3, 5, 7>();
+    }
+    // With more rows the tiles' products take longer than the loads.
+    if (passes_ == 1) {
+      const auto* next = reinterpret_cast<const std::uint8_t*>(rows);
+      prefetch_behind<kToL1>(next, sizeof(*rows) * kStepWords, sizeof(*rows) * kStepWords);
     }
     if (step + 1 == steps && (passes_ > 1 || k + kDecoded >= p_.n_inner)) store_sums(sums);
   }
