@@ -49,6 +49,31 @@ inline Table scaled_table(const float* levels, float scale) {
   return Simd::table(Simd::multiply(Simd::all(scale), Simd::load(levels)));
 }
 
+// The table of `levels` times the half at p.
+template <class S = Simd>
+inline Table half_scaled_table(const float* levels, const std::uint8_t* p) {
+  if constexpr (S::kSignMasks) {
+    return S::table(S::multiply(S::all_half(p), S::load(levels)));
+  } else {
+    return scaled_table(levels, S::half_at(p));
+  }
+}
+
+// The weights of the lower nibbles of 16 bytes, then those of the upper.
+template <class Sink, class S = Simd>
+inline void put_nibble_halves(Sink& sink, int i, Table table, const std::uint8_t* p) {
+  if constexpr (S::kSignMasks) {
+    Vector low, high;
+    S::look_up_nibbles(table, p, &low, &high);
+    sink.put(i, low);
+    sink.put(i + 1, high);
+  } else {
+    const Bytes q = S::load_bytes(p);
+    sink.put(i, S::look_up(table, low_nibbles(q)));
+    sink.put(i + 1, S::look_up(table, high_nibbles(q)));
+  }
+}
+
 struct F16 {
   static constexpr std::size_t elements = 1, bytes = 2;
   static Vector load(const std::uint8_t* p) { return Simd::load_half(p); }
@@ -66,10 +91,7 @@ struct Q4_0 {
   static constexpr std::size_t elements = 32, bytes = 18;
   template <class Sink>
   static void decode(const std::uint8_t* p, Sink& sink) {
-    const Table table = scaled_table(kCountMinus8, Simd::half_at(p));
-    const Bytes q = Simd::load_bytes(p + 2);
-    sink.put(0, Simd::look_up(table, low_nibbles(q)));
-    sink.put(1, Simd::look_up(table, high_nibbles(q)));
+    put_nibble_halves(sink, 0, half_scaled_table(kCountMinus8, p), p + 2);
   }
 };
 
@@ -77,10 +99,7 @@ struct IQ4_NL {
   static constexpr std::size_t elements = 32, bytes = 18;
   template <class Sink>
   static void decode(const std::uint8_t* p, Sink& sink) {
-    const Table table = scaled_table(kIq4Levels, Simd::half_at(p));
-    const Bytes q = Simd::load_bytes(p + 2);
-    sink.put(0, Simd::look_up(table, low_nibbles(q)));
-    sink.put(1, Simd::look_up(table, high_nibbles(q)));
+    put_nibble_halves(sink, 0, half_scaled_table(kIq4Levels, p), p + 2);
   }
 };
 
@@ -94,9 +113,7 @@ struct IQ4_XS {
       const int low = (p[4 + i / 2] >> (4 * (i % 2))) & 15;
       const int scale = (low | static_cast<int>(((high >> (2 * i)) & 3) << 4)) - 32;
       const Table table = scaled_table(kIq4Levels, d * static_cast<float>(scale));
-      const Bytes q = Simd::load_bytes(p + 8 + 16 * i);
-      sink.put(2 * i, Simd::look_up(table, low_nibbles(q)));
-      sink.put(2 * i + 1, Simd::look_up(table, high_nibbles(q)));
+      put_nibble_halves(sink, 2 * i, table, p + 8 + 16 * i);
     }
   }
 };

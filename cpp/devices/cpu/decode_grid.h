@@ -66,15 +66,19 @@ struct IQ2_XS {
     alignas(64) std::uint16_t entry[32];
     if constexpr (S::kSignMasks) {
       alignas(64) std::uint8_t signs[32];
-      S::split_words(p + 2, entry, signs);
-      for (int quad = 0; quad < 4; ++quad) {  // four times 16 weights, of four scales, in one table
-        const Table table = Simd::table(Simd::multiply(Simd::quads(scale + 4 * quad), Simd::load(kIq2Magnitudes)));
+      S::template split_words<5>(p + 2, entry, signs);  // places in bytes
+      S::in_memory(entry);
+      S::in_memory(signs);
+      const auto* lanes = reinterpret_cast<const std::uint8_t*>(grid.iq2_xs_lanes);
+      for (int quad = 0; quad < 4; ++quad) {
+        alignas(64) float values[16];  // four of each of four scales
+        Simd::store(values, S::round_half(S::multiply(S::quads(scale + 4 * quad), S::load(kIq2Magnitudes))));
+        S::in_memory(values);
         EXPERTILE_UNROLL
         for (int j = 0; j < 4; ++j) {
           const int i = 4 * quad + j;
-          const Bytes code = Simd::load_two(grid.iq2_xs[entry[2 * i]], grid.iq2_xs[entry[2 * i + 1]]);
-          const Bytes part = Simd::bit_or(code, Simd::every(static_cast<std::uint8_t>(4 * j)));
-          sink.put(i, S::flip(Simd::look_up(table, part), load_u16(signs + 2 * i)));
+          const Vector v = S::look_up_four(values + 4 * j, lanes + entry[2 * i], lanes + entry[2 * i + 1]);
+          sink.put(i, S::flip(v, load_u16(signs + 2 * i)));
         }
       }
     } else {

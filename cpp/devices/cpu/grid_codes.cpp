@@ -41,6 +41,11 @@ void fill(std::uint8_t (&codes)[Entries][Width], unsigned scale, std::size_t hig
 void fill_all() {
   fill<msl::IQ2_XXS>(grid_codes.iq2_xxs, kEight, 0, kIq2Levels);
   fill<msl::IQ2_XS>(grid_codes.iq2_xs, kEight, 3, kIq2Levels);
+  for (std::size_t index = 0; index < 512; ++index) {
+    for (std::size_t i = 0; i < 8; ++i) {
+      grid_codes.iq2_xs_words[index][i] = grid_codes.iq2_xs_lanes[index][i] = grid_codes.iq2_xs[index][i];
+    }
+  }
   fill<msl::IQ2_S>(grid_codes.iq2_s, kEight, 66, kIq2Levels);
   fill<msl::IQ3_XXS>(grid_codes.iq3_xxs, kFour, 0, kIq3XxsLevels);
   fill<msl::IQ3_S>(grid_codes.iq3_s, kOne, 66, kIq3SLevels);

@@ -34,8 +34,8 @@ bool has_amx() {
 #if defined(__x86_64__) && defined(__linux__)
   const Leaf features(7, 0);
   const bool tiles = (features.edx >> 22 & 1) != 0 && (features.edx >> 24 & 1) != 0;
-  const bool vbmi = (features.ecx >> 1 & 1) != 0, bf16 = (Leaf(7, 1).eax >> 5 & 1) != 0;
-  if (!has_avx512() || !tiles || !vbmi || !bf16) return false;
+  const bool bf16 = (Leaf(7, 1).eax >> 5 & 1) != 0;
+  if (!has_avx512() || !tiles || !bf16) return false;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   return granted;

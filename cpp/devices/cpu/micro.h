@@ -146,8 +146,9 @@ void decode_row(const std::uint8_t* blocks, std::size_t n, float* out) {
   }
 }
 
+// All in one: behind a call of the decoder the sums would live in memory.
 template <class Format, int Weights, int Rows>
-inline void direct(const DirectStep& step, int first) {
+[[gnu::flatten]] void direct(const DirectStep& step, int first) {
   Simd::Vector sum[Weights][Rows];
   EXPERTILE_UNROLL
   for (int w = 0; w < Weights; ++w) {

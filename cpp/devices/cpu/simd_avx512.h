@@ -26,6 +26,11 @@ struct Simd {
   static void store_part(float* p, Part v) { _mm512_storeu_ps(p, v); }
   // A register from here on: else the compiler loads anew for every use.
   static void keep(Part& v) { asm("" : "+v"(v)); }
+  // Memory from here on: else the compiler takes a stored register's elements one by one, two instructions each.
+  template <class T, std::size_t N>
+  static void in_memory(T (&array)[N]) {
+    asm("" : "+m"(array));
+  }
   static Part zero_part() { return _mm512_setzero_ps(); }
   static Part fused(Part a, Part b, Part sum) { return _mm512_fmadd_ps(a, b, sum); }
   static Part separate(Part a, Part b, Part sum) { return _mm512_add_ps(sum, _mm512_mul_ps(a, b)); }
@@ -64,6 +69,11 @@ struct Simd {
     std::uint16_t bits;
     std::memcpy(&bits, p, 2);
     return _cvtsh_ss(bits);
+  }
+  static Vector all_half(const std::uint8_t* p) {
+    std::uint16_t bits;
+    std::memcpy(&bits, p, 2);
+    return {{_mm512_cvtph_ps(_mm256_set1_epi16(static_cast<short>(bits)))}};
   }
   static __m256i load_words(const std::uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   static Vector load_half(const std::uint8_t* p) { return {{_mm512_cvtph_ps(load_words(p))}}; }
@@ -136,6 +146,19 @@ struct Simd {
 
   static Table table(Vector values) { return round_half(values).part[0]; }
   static Vector look_up(Table t, Bytes codes) { return {{_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(codes), t)}}; }
+  // The values of the lower and of the upper nibbles: what is above a lane's 4 bits does no harm.
+  static void look_up_nibbles(Table t, const std::uint8_t* p, Vector* low, Vector* high) {
+    const __m512i codes = _mm512_cvtepu8_epi32(load_bytes(p));
+    low->part[0] = _mm512_permutexvar_ps(codes, t);
+    high->part[0] = _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4), t);
+  }
+  // 16 codes of 0..3, a lane each, out of the four values at p.
+  static Vector look_up_four(const float* p, const std::uint8_t* first, const std::uint8_t* second) {
+    const __m256i low = _mm256_load_si256(reinterpret_cast<const __m256i*>(first));
+    const __m256i high = _mm256_load_si256(reinterpret_cast<const __m256i*>(second));
+    const __m512i codes = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+    return {{_mm512_permutevar_ps(_mm512_broadcast_f32x4(_mm_load_ps(p)), codes)}};
+  }
 
   static Bytes load_bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
   static Bytes load_two(const void* p, const void* q) {
@@ -170,10 +193,12 @@ struct Simd {
     return _mm_and_si128(_mm_cmpeq_epi8(_mm_and_si128(copies, bit), bit), every(value));
   }
 
-  // 32 words of 16 bits: the lower 9 bits; of the upper 7, as the lower bits of a byte, the byte of even parity.
+  // 32 words of 16 bits: the lower 9 bits, times 2^Shift; of the upper 7, as the lower bits of a byte, the byte of even
+  // parity.
+  template <int Shift>
   static void split_words(const void* p, std::uint16_t* lower, std::uint8_t* signs) {
     const __m512i words = _mm512_loadu_si512(p);
-    _mm512_store_si512(lower, _mm512_and_si512(words, _mm512_set1_epi16(511)));
+    _mm512_store_si512(lower, _mm512_and_si512(_mm512_slli_epi16(words, Shift), _mm512_set1_epi16(511 << Shift)));
     const __m512i seven = _mm512_srli_epi16(words, 9);
     __m512i parity = _mm512_xor_si512(seven, _mm512_srli_epi16(seven, 4));
     parity = _mm512_xor_si512(parity, _mm512_srli_epi16(parity, 2));

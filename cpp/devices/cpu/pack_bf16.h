@@ -1,0 +1,103 @@
+// pack_bf16.h: decoders that write bf16 themselves, 32 weights a look-up of words, for the tables with tiles.
+//
+// A table holds 32 values as bf16, rounded, or two tables their high and their low parts. The same bits as through the
+// fp32 decoders.
+#pragma once
+
+#include "devices/cpu/decode_grid.h"
+
+namespace {
+
+template <bool Exact>
+struct WordTable {
+  __m512i high, low;
+
+  WordTable(Vector a, Vector b) {
+    alignas(64) std::uint32_t parts[2][16] = {};
+    store_weights<Exact>(a, b, parts[0], parts[1]);
+    high = _mm512_load_si512(parts[0]);
+    low = _mm512_load_si512(parts[1]);
+  }
+  // The weights of 32 codes, those whose bit is set in `minus` with their sign turned.
+  void look_up(__m512i codes, std::uint32_t minus, std::uint32_t* to_high, std::uint32_t* to_low) const {
+    store(_mm512_permutexvar_epi16(codes, high), minus, to_high);
+    if constexpr (Exact) store(_mm512_permutexvar_epi16(codes, low), minus, to_low);
+  }
+
+ private:
+  static void store(__m512i v, std::uint32_t minus, std::uint32_t* to) {
+    const __m512i sign = _mm512_set1_epi16(-0x8000);
+    _mm512_storeu_si512(to, _mm512_mask_add_epi16(v, static_cast<__mmask32>(minus), v, sign));
+  }
+};
+
+// The first code of each of a table's 8 scales, for 32 weights of two of them.
+alignas(64) constexpr std::uint16_t kFirstCode[4][32] = {
+    {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4},
+    {8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 12, 12, 12, 12, 12, 12, 12, 12, 12, 12, 12, 12, 12, 12, 12, 12},
+    {16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16,
+     20, 20, 20, 20, 20, 20, 20, 20, 20, 20, 20, 20, 20, 20, 20, 20},
+    {24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24,
+     28, 28, 28, 28, 28, 28, 28, 28, 28, 28, 28, 28, 28, 28, 28, 28}};
+
+// 32 codes as words, of four grid entries.
+inline __m512i grid_words(const std::uint8_t* grid, const std::uint16_t* place) {
+  const auto entry = [&](int i) { return Simd::load_bytes(grid + place[i]); };
+  __m512i words = _mm512_inserti32x4(_mm512_castsi128_si512(entry(0)), entry(1), 1);
+  words = _mm512_inserti32x4(words, entry(2), 2);
+  return _mm512_inserti32x4(words, entry(3), 3);
+}
+
+template <bool Exact>
+void pack_iq2_xs(const std::uint8_t* p, std::size_t n, std::uint32_t* high, std::uint32_t* low) {
+  const auto* grid = reinterpret_cast<const std::uint8_t*>(expertile::cpu::grid_codes.iq2_xs_words);
+  for (std::size_t k = 0; k < n; k += IQ2_XS::elements, p += IQ2_XS::bytes) {
+    alignas(64) float scale[16];
+    alignas(64) std::uint16_t place[32];  // in bytes
+    alignas(64) std::uint8_t signs[32];
+    iq2_scales(Simd::half_at(p), p + 66, scale);
+    Simd::split_words<4>(p + 2, place, signs);
+    Simd::in_memory(place);
+    Simd::in_memory(signs);
+    for (int half = 0; half < 2; ++half) {
+      const auto values = [&](int i) {
+        return Simd::round_half(Simd::multiply(Simd::quads(scale + 8 * half + i), Simd::load(kIq2Magnitudes)));
+      };
+      const WordTable<Exact> table(values(0), values(4));
+      EXPERTILE_UNROLL
+      for (int i = 0; i < 4; ++i, high += 16, low += Exact ? 16 : 0) {
+        const int at = 16 * half + 4 * i;
+        const __m512i codes = _mm512_or_si512(grid_words(grid, place + at), _mm512_load_si512(kFirstCode[i]));
+        table.look_up(codes, load_u32(signs + at), high, low);
+      }
+    }
+  }
+}
+
+template <bool Exact>
+void pack_iq4_nl(const std::uint8_t* p, std::size_t n, std::uint32_t* high, std::uint32_t* low) {
+  const __m512i nibble = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 1);
+  for (std::size_t k = 0; k < n; k += 32, p += IQ4_NL::bytes, high += 16, low += Exact ? 16 : 0) {
+    const Vector values = Simd::round_half(Simd::multiply(Simd::all_half(p), Simd::load(kIq4Levels)));
+    // The 16 values twice, so that the bit above a lower nibble does no harm.
+    const __m512i codes = _mm512_cvtepu8_epi16(_mm256_broadcastsi128_si256(Simd::load_bytes(p + 2)));
+    WordTable<Exact>(values, values).look_up(_mm512_srlv_epi16(codes, nibble), 0, high, low);
+  }
+}
+
+// The table's formats, with these decoders where there is one.
+expertile::cpu::FormatKernels packing_format(expertile::Type type) {
+  expertile::cpu::FormatKernels kernels = format<true>(type);
+  if (type == expertile::Type::IQ2_XS) {
+    kernels.pack = [](const std::uint8_t* p, std::size_t n, std::uint32_t* high, std::uint32_t* low) {
+      low == nullptr ? pack_iq2_xs<false>(p, n, high, low) : pack_iq2_xs<true>(p, n, high, low);
+    };
+  } else if (type == expertile::Type::IQ4_NL) {
+    kernels.pack = [](const std::uint8_t* p, std::size_t n, std::uint32_t* high, std::uint32_t* low) {
+      low == nullptr ? pack_iq4_nl<false>(p, n, high, low) : pack_iq4_nl<true>(p, n, high, low);
+    };
+  }
+  return kernels;
+}
+
+}  // namespace
