@@ -351,8 +351,8 @@ def test_schedule(capsys: Any, tmp_path: Path) -> None:
     assert code == 0
     read = document(path, "schedule")
     kernels = [row["kernel"] for row in read["rows"]]
-    assert {"gr_norm_h", "route_topk", "mm_combine", "moe_out"} <= set(kernels)
-    assert kernels.index("route_topk") < kernels.index("mm_combine") < kernels.index("moe_out")
+    assert {"gr_norm_h", "route_topk", "moe_out_combine"} <= set(kernels)
+    assert kernels.index("route_topk") < kernels.index("act_f16") < kernels.index("moe_out_combine")
     costs = {row["variant"]: row for row in read["plan_variants"]}
     assert costs["baseline"]["dispatches"] == 4
     assert all(row["verdict"] == "ok" and row["barriers"] <= row["dispatches"] for row in costs.values())
