@@ -96,6 +96,12 @@ def test_every_metadata_type_reads(tmp_path: Path) -> None:
     assert metadata["bool"] is True
 
 
+def test_text_that_is_not_utf8_is_read_with_a_mark_in_its_place(tmp_path: Path) -> None:
+    keys = [key("name", 8, "Q3s", 3, b"a\xffb"), key("names", 9, "IQQ1sQ1s", 8, 2, 1, b"\xc3", 1, b"c")]
+    metadata = _core.read_gguf(str(build(tmp_path / "keys.gguf", keys, []))).metadata
+    assert metadata == {"name": "a\ufffdb", "names": ["\ufffd", "c"]}
+
+
 def test_version_2_reads_as_version_3(tiny: Path) -> None:
     newer = {name: t.data.tobytes() for name, t in _core.read_gguf(str(tiny)).tensors.items()}
     older = {name: t.data.tobytes() for name, t in _core.read_gguf(str(patch(tiny, {"version": 2}))).tensors.items()}

@@ -16,11 +16,32 @@ py::array_t<std::uint8_t> tensor_data(const Tensor& t) {
   return view;
 }
 
+// The format asks for UTF-8, files hold anything: a byte that is none becomes U+FFFD.
+py::object text_of_file(const std::string& bytes) {
+  PyObject* text = PyUnicode_DecodeUTF8(bytes.data(), static_cast<py::ssize_t>(bytes.size()), "replace");
+  if (text == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(text);
+}
+
+template <class Item>
+py::object list_of(const std::vector<Item>& items) {
+  if constexpr (std::is_same_v<Item, std::string>) {
+    py::list texts;
+    for (const std::string& item : items) texts.append(text_of_file(item));
+    return texts;
+  } else {
+    return py::cast(items);
+  }
+}
+
 py::object metadata_value(const GGUFValue& value) {
   return std::visit(
       [](const auto& v) -> py::object {
-        if constexpr (std::is_same_v<std::decay_t<decltype(v)>, GGUFArray>) {
-          return std::visit([](const auto& items) -> py::object { return py::cast(items); }, v);
+        using Value = std::decay_t<decltype(v)>;
+        if constexpr (std::is_same_v<Value, GGUFArray>) {
+          return std::visit([](const auto& items) { return list_of(items); }, v);
+        } else if constexpr (std::is_same_v<Value, std::string>) {
+          return text_of_file(v);
         } else {
           return py::cast(v);
         }
