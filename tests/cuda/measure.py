@@ -106,7 +106,9 @@ def plan_rows(gpu: Any, n_tokens: int) -> list[dict[str, Any]]:
 
 
 def time_kernel(gpu: Any, kernel: str, args: bytes, sets: list[list[Any]], grid: list[int]) -> dict[str, float]:
-    return spread(_core.time_kernel(gpu, kernel, args, sets, [*grid, 1], LAYERS, REPEATS))
+    """Of LAYERS launches that take the sets of buffers in turn, so that no cache serves them; a first run warms up."""
+    calls = [(kernel, args, sets[i % len(sets)], [*grid, 1]) for i in range(LAYERS)]
+    return spread([seconds / LAYERS for seconds in _core.time_kernels(gpu, calls, 1, REPEATS + 1)[1:]])
 
 
 def device_plan(gpu: Any, n_tokens: int) -> tuple[Plan, Any]:
