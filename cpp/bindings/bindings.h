@@ -39,6 +39,17 @@ void bind_device(py::module_& m);
 void bind_model(py::module_& m);
 void bind_window(py::module_& m);
 void bind_plan(py::module_& m);
+// What work() gives, which runs on the device without the GIL; a warning of the device's is shown after it.
+template <class Work>
+auto run_without_gil(Device& device, const Work& work) {
+  auto result = [&] {
+    const py::gil_scoped_release release;
+    return work();
+  }();
+  show_warning(device);
+  return result;
+}
+
 void bind_cuda(py::module_& m);
 void bind_metal_standin(py::module_& m);  // tests/metal_standin, where it is built
 

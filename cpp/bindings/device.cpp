@@ -64,13 +64,10 @@ double run_kernel(Device& device, const std::string& kernel, const py::bytes& ar
   Program program;
   program.name = kernel;
   program.groups = {{kernel, {launch}}};
-  double seconds;
-  {
-    const py::gil_scoped_release release;
+  const double seconds = run_without_gil(device, [&] {
     device.prepare(program);
-    seconds = device.run(program);
-  }
-  show_warning(device);
+    return device.run(program);
+  });
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const auto* array = std::get_if<py::array>(&arguments[i]);
     if (!array || info->buffers[i].is_const) continue;
@@ -93,14 +90,12 @@ std::vector<double> time_kernels(Device& device, const std::vector<KernelCall>& 
   Program program;
   program.name = "time_kernels";
   for (std::uint32_t i = 0; i < layers; ++i) program.groups.insert(program.groups.end(), once.begin(), once.end());
-  std::vector<double> seconds;
-  {
-    const py::gil_scoped_release release;
+  return run_without_gil(device, [&] {
     device.prepare(program);
+    std::vector<double> seconds;
     for (std::uint32_t i = 0; i < repeats; ++i) seconds.push_back(device.run(program) / layers);
-  }
-  show_warning(device);
-  return seconds;
+    return seconds;
+  });
 }
 
 }  // namespace

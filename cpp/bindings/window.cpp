@@ -140,12 +140,8 @@ py::list time_steps(Window& w, const std::vector<std::string>& names, std::uint3
                     bool by_launch, bool warm) {
   std::vector<Step> steps;
   for (const std::string& name : names) steps.push_back(step_from_name(name));
-  std::vector<LaunchTime> times;
-  {
-    const py::gil_scoped_release release;
-    times = w.time_steps(steps, layer, n_tokens, by_launch, warm);
-  }
-  show_warning(w.device());
+  const std::vector<LaunchTime> times =
+      run_without_gil(w.device(), [&] { return w.time_steps(steps, layer, n_tokens, by_launch, warm); });
   py::list rows;
   for (const LaunchTime& t : times) rows.append(py::make_tuple(t.name, t.step, t.kernel, t.seconds));
   return rows;
@@ -179,25 +175,13 @@ void bind_window(py::module_& m) {
       .def(
           "moe_layer",
           [](Window& w, std::uint32_t layer, std::uint32_t n_tokens) {
-            double seconds;
-            {
-              const py::gil_scoped_release no_gil;
-              seconds = w.moe_layer(layer, n_tokens);
-            }
-            show_warning(w.device());
-            return seconds;
+            return run_without_gil(w.device(), [&] { return w.moe_layer(layer, n_tokens); });
           },
           py::arg("layer"), py::arg("n_tokens"))
       .def("run_step",
            [](Window& w, const std::string& step, std::uint32_t layer, std::uint32_t n_tokens) {
              const Step which = step_from_name(step);
-             double seconds;
-             {
-               const py::gil_scoped_release no_gil;
-               seconds = w.run_step(which, layer, n_tokens);
-             }
-             show_warning(w.device());
-             return seconds;
+             return run_without_gil(w.device(), [&] { return w.run_step(which, layer, n_tokens); });
            })
       .def("time_steps", &time_steps, py::arg("steps"), py::arg("layer"), py::arg("n_tokens"), py::arg("by_launch"),
            py::arg("warm"))
