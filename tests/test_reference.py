@@ -272,7 +272,7 @@ def test_missing_tensor_and_wrong_shapes_are_named() -> None:
         weights.expert("up", 4)
 
 
-@pytest.mark.parametrize("name", ["reference", "layer_weights", "measure", "quants", "quant_grids"])
+@pytest.mark.parametrize("name", ["reference", "numeric", "layer_weights", "measure", "quants", "quant_grids"])
 def test_examples_run(name: str) -> None:
     outcome = doctest.testmod(importlib.import_module(f"expertile.{name}"))
     assert outcome.attempted > 0 and outcome.failed == 0

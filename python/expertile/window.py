@@ -14,8 +14,8 @@ from expertile.arrays import checked, checked_out
 from expertile.device import Device, open_device
 from expertile.device_array import is_device_array, run_on_device
 from expertile.model import Model, open_gguf
+from expertile.numeric import to_half
 from expertile.plan import empty_plan
-from expertile.reference import to_half
 from expertile.route_error import RouteError
 
 Arrays = dict[str, np.ndarray]
