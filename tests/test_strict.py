@@ -1,64 +1,13 @@
-"""What the strict check must refuse, each rule with a planted fault and a clean twin beside it.
-
-A case is a pair of texts that differ by the fault; `//!` marks the line that the message must name. A text without a
-kernel gets one with its line as the body.
-"""
+"""What the strict check must refuse, each rule with a planted fault and a clean twin beside it."""
 
 from __future__ import annotations
 
-import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-METAL = Path(__file__).parent.parent / "metal"
-sys.path.insert(0, str(METAL))
-
-import strict  # noqa: E402
-
-CLANG = shutil.which("clang++-19")
-needs_clang = pytest.mark.skipif(CLANG is None, reason="needs clang++-19")
-
-HEADER = "#include <metal_stdlib>\nusing namespace metal;\n"
-ARGS = "struct A { uint n; };\n"
-KERNEL = """[[kernel, max_total_threads_per_threadgroup(64)]] void f(
-    constant A& args [[buffer(0)]], const device uint* x [[buffer(1)]], device uint* y [[buffer(2)]],
-    uint t [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
-    uint simd [[simdgroup_index_in_threadgroup]], uint2 group [[threadgroup_position_in_grid]]) {
-BODY
-}
-"""
-
-
-def whole(text: str) -> str:
-    """A file from a body, from `functions --- body`, or from a text that has its kernel."""
-    if "[[kernel" in text or "struct A" in text:
-        return HEADER + text
-    helpers, _, body = text.rpartition("---")
-    return HEADER + ARGS + helpers + "\n" + KERNEL.replace("BODY", body)
-
-
-def faults_of(tmp_path: Path, text: str, clang: str | None) -> str:
-    folder = tmp_path / "kernels"
-    folder.mkdir(exist_ok=True)
-    (folder / "t.metal").write_text(text)
-    return "\n".join(strict.check_file(folder / "t.metal", METAL / "include", "c++", clang))
-
-
-def check_pair(tmp_path: Path, bad: str, good: str, message: str, clang: str | None) -> None:
-    assert faults_of(tmp_path, whole(good), CLANG) == ""
-    text = whole(bad)
-    line = next(i for i, part in enumerate(text.splitlines(), 1) if "//!" in part)
-    faults = faults_of(tmp_path, text, clang)
-    assert re.search(rf"kernels/t\.metal:{line}:.*{re.escape(message)}", faults), faults
-
-
-BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
-HEAD = """[[kernel, max_total_threads_per_threadgroup(64)]] void f(  //!
-    constant A& args [[buffer(0)]], device uint* y [[buffer(1)]]"""
+from strict_checks import ARGS, CLANG, HEAD, HEADER, METAL, check_pair, faults_of, needs_clang, whole
 
 WORDS = [
     ("double d = 1; //!", "float d = 1; y[t] = uint(d);", "a word that Metal has, got double"),
@@ -190,93 +139,6 @@ HEADS = [
     ("struct A { uint3 n; }; //!\n" + HEAD + ") { }", "struct A { uint4 n; };" + HEAD + ") { }", "in A, got uint3"),
 ]
 
-EARLY = "threadgroup_barrier where all threads of the threadgroup come by"
-IN_SIMD = "simd_sum where all threads of a simdgroup come by"
-UNIFORM = [
-    (f"if (t >= args.n) {{ return; }}\n{BARRIER} //!", f"if (group.x >= args.n) {{ return; }}\n{BARRIER}", EARLY),
-    (f"if (x[t] > 3) {{ return; }}\n{BARRIER} //!", f"if (x[3] <= group.y) {{ return; }}\n{BARRIER}", EARLY),
-    (f"uint n = x[group.x];\nn += t;\nif (n > 3) {{ return; }}\n{BARRIER} //!", f"{BARRIER} if (t > 3) return;", EARLY),
-    (f"if (lane == 0) {{\n{BARRIER} //!\n}}", f"if (lane == 0) {{ y[0] = 1; }} {BARRIER}", EARLY),
-    (f"if (simd == 0) {{\n{BARRIER} //!\n}}", "if (simd == 0) { y[lane] = simd_sum(lane); }", EARLY),
-    (f"if (args.n > 1) y[t] = 1; else if (t > 1) {BARRIER} //!", f"if (args.n > 1) y[t] = 1; else {BARRIER}", EARLY),
-    (
-        f"for (uint i = t; i < 64; ++i) {{\n{BARRIER} //!\n}}",
-        f"for (uint i = 0; i < args.n; ++i) {{ {BARRIER} }}",
-        EARLY,
-    ),
-    (
-        f"uint i = 0;\nwhile (i < x[t]) {{ ++i;\n{BARRIER} //!\n}}",
-        f"uint i = 0; while (i < 3) {{ ++i; {BARRIER} }}",
-        EARLY,
-    ),
-    (
-        f"uint i = t;\ndo {{ {BARRIER} //!\n}} while (++i < 9);",
-        f"uint i = 0; do {{ {BARRIER} }} while (++i < 9);",
-        EARLY,
-    ),
-    (
-        f"for (uint i = 0; i < 9; ++i) {{ {BARRIER} //!\nif (x[t + i] == 1) {{ break; }} }}",
-        f"for (uint i = 0; i < 9; ++i) {{ {BARRIER} if (x[i] == 1) {{ break; }} }}",
-        EARLY,
-    ),
-    (
-        f"for (uint i = 0; i < 9; ++i) {{ if (x[t + i] == 1) {{ continue; }}\n{BARRIER} }} //!",
-        f"for (uint i = 0; i < 9; ++i) {{ if (x[t + i] == 1) {{ y[t] = i; }} {BARRIER} }}",
-        EARLY,
-    ),
-    (
-        f"for (uint i = 0; i < 9; ++i) {{ if (x[t + i] == 1) {{ return; }} }}\n{BARRIER} //!",
-        f"for (uint i = 0; i < 9; ++i) {{ if (x[t + i] == 1) {{ break; }} }} {BARRIER}",
-        EARLY,
-    ),
-    (f"switch (t) {{ case 1: {BARRIER} //!\n}}", f"switch (args.n) {{ case 1: {BARRIER} }}", EARLY),
-    ("y[t] = t > 3 ? simd_sum(t) : 0; //!", "y[t] = args.n > 3 ? simd_sum(t) : 0;", IN_SIMD),
-    ("y[t] = t > 3 && simd_sum(t) > 0; //!", "y[t] = simd_sum(t) > 0 && t > 3;", IN_SIMD),
-    (
-        "y[t] = max(x[0], t > 3 || simd_any(t > 4) ? 1u : 0u); //!",
-        "y[t] = max(t > 3 ? 1u : 0u, simd_sum(t));",
-        "simd_any",
-    ),
-    ("if (lane > 3) { return; }\ny[t] = simd_sum(t); //!", "if (simd > 3) { return; } y[t] = simd_sum(t);", IN_SIMD),
-    (
-        f"METAL_FUNC void g(uint n) {{ if (n > 3) {{\n{BARRIER} //!\n}} }}\n---g(t);",
-        f"METAL_FUNC void g(uint n) {{ if (n > 3) {{ {BARRIER} }} }}\n---g(args.n);",
-        EARLY,
-    ),
-    (
-        f"METAL_FUNC void g() {{ {BARRIER} }}\nMETAL_FUNC void h() {{ g(); }}\n---if (t > 3) {{ return; }}\nh(); //!",
-        f"METAL_FUNC void g() {{ {BARRIER} }}\nMETAL_FUNC void h() {{ g(); }}\n---h(); if (t > 3) {{ return; }}",
-        "expected h where all threads of the threadgroup come by",
-    ),
-    (
-        "METAL_FUNC void g(uint a, thread uint& b) { b = a; }\n---uint n;\ng(t, n);\n"
-        f"if (n > 3) {{ return; }}\n{BARRIER} //!",
-        "METAL_FUNC void g(uint a, thread uint& b) { b = a; }\n---uint n; g(args.n, n);\n"
-        f"if (n > 3) {{ return; }}\n{BARRIER}",
-        EARLY,
-    ),
-    (
-        "METAL_FUNC uint g(uint a) { if (a > 3) { return 1; } return 2; }\n"
-        f"---if (g(t) == 1) {{ return; }}\n{BARRIER} //!",
-        "METAL_FUNC uint g(uint a) { if (a > 3) { return 1; } return 2; }\n"
-        f"---y[t] = g(t); if (g(args.n) == 1) {{ return; }} {BARRIER}",
-        EARLY,
-    ),
-    (
-        "struct S { uint n; METAL_FUNC bool ends() const { return n > 3; } };\n"
-        f"---S s;\ns.n = t;\nif (s.ends()) {{ return; }}\n{BARRIER} //!",
-        "struct S { uint n; METAL_FUNC bool ends() const { return n > 3; } };\n"
-        f"---S s; s.n = args.n; if (s.ends()) {{ return; }} {BARRIER}",
-        EARLY,
-    ),
-    (
-        f"device atomic_uint* a = reinterpret_cast<device atomic_uint*>(y);\n"
-        f"if (atomic_fetch_add_explicit(a, 1u, memory_order_relaxed) > 3) {{ return; }}\n{BARRIER} //!",
-        f"for (uint i = t; i < 9; ++i) {{ y[i] = 0; }} for (uint i = 0; i < 9; ++i) {{ {BARRIER} }}",
-        EARLY,
-    ),
-]
-
 TYPES = [
     (
         "METAL_FUNC uint h(device uint* p) { return p[0]; }\n---threadgroup uint a[2]; y[t] = h(a); //!",
@@ -325,32 +187,10 @@ def test_refuses_what_metal_refuses(tmp_path: Path, bad: str, good: str, message
     check_pair(tmp_path, bad, good, message, None)
 
 
-@pytest.mark.parametrize(("bad", "good", "message"), UNIFORM)
-def test_refuses_what_some_threads_do_not_reach(tmp_path: Path, bad: str, good: str, message: str) -> None:
-    check_pair(tmp_path, bad, good, message, None)
-
-
 @needs_clang
 @pytest.mark.parametrize(("bad", "good", "message"), TYPES)
 def test_refuses_types_that_do_not_match(tmp_path: Path, bad: str, good: str, message: str) -> None:
     check_pair(tmp_path, bad, good, message, CLANG)
-
-
-METHODS = """struct In { uint n; METAL_FUNC void add(uint v) { n += v; } };
-struct Out { In in; METAL_FUNC void add(uint v) { in.add(v); } };
-template <uint N> struct Sums {
-  static constant constexpr uint count = N;
-  uint sums[N];
-  METAL_FUNC uint all() { uint sum = 0; for (uint i = 0; i < count; ++i) { sum += simd_sum(sums[i]); } return sum; }
-};
-"""
-
-
-def test_methods_of_one_name_are_no_recursion_and_constants_of_a_struct_uniform(tmp_path: Path) -> None:
-    text = METHODS + "---Out o; o.in.n = t; o.add(t); Sums<3> s; s.sums[0] = o.in.n; y[t] = s.all();"
-    assert faults_of(tmp_path, whole(text), CLANG) == ""
-    faults = faults_of(tmp_path, whole(text.replace("static constant constexpr uint count = N;", "uint count;")), None)
-    assert "expected simd_sum where all threads of a simdgroup come by" in faults
 
 
 MATMUL = """using namespace mpp::tensor_ops;
