@@ -35,10 +35,6 @@ inline void show_warning(Device& device) {
   if (!text.empty() && PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) != 0) throw py::error_already_set();
 }
 
-void bind_device(py::module_& m);
-void bind_model(py::module_& m);
-void bind_window(py::module_& m);
-void bind_plan(py::module_& m);
 // What work() gives, which runs on the device without the GIL; a warning of the device's is shown after it.
 template <class Work>
 auto run_without_gil(Device& device, const Work& work) {
@@ -50,6 +46,10 @@ auto run_without_gil(Device& device, const Work& work) {
   return result;
 }
 
+void bind_device(py::module_& m);
+void bind_model(py::module_& m);
+void bind_window(py::module_& m);
+void bind_plan(py::module_& m);
 void bind_cuda(py::module_& m);
 void bind_metal_standin(py::module_& m);  // tests/metal_standin, where it is built
 
