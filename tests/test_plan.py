@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import itertools
 from typing import Any
 
@@ -13,7 +12,6 @@ from cases import PLAN_CASES, PlanCase
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import expertile.plan
 from expertile.plan import META_WORDS, Plan, argsort_plan, make_plan, max_rows
 
 IntArray = npt.NDArray[np.int32]
@@ -79,11 +77,6 @@ def check(device: Any, case: PlanCase, variant: str) -> None:
 
 
 # The reference by itself
-
-
-def test_worked_example_runs() -> None:
-    assert doctest.testmod(expertile.plan).failed == 0
-    assert doctest.testmod(expertile.plan).attempted > 10
 
 
 def naive_plan(ids: IntArray, weights: FloatArray, n_experts: int, tile_rows: int) -> dict[str, list[Any]]:

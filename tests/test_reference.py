@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 from pathlib import Path
 
 import numpy as np
@@ -270,9 +268,3 @@ def test_missing_tensor_and_wrong_shapes_are_named() -> None:
         reference.hc_read(np.ones((2, 8)), weights)
     with pytest.raises(ValueError, match=r"expected an expert in 0\.\.3, got 4"):
         weights.expert("up", 4)
-
-
-@pytest.mark.parametrize("name", ["reference", "numeric", "layer_weights", "measure", "quants", "quant_grids"])
-def test_examples_run(name: str) -> None:
-    outcome = doctest.testmod(importlib.import_module(f"expertile.{name}"))
-    assert outcome.attempted > 0 and outcome.failed == 0

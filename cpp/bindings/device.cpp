@@ -98,41 +98,102 @@ std::vector<double> time_kernels(Device& device, const std::vector<KernelCall>& 
   });
 }
 
-}  // namespace
+constexpr const char* kBufferDoc = R"(Memory of one device; freed with the last reference to it.
 
-void bind_device(py::module_& m) {
-  py::class_<Buffer, BufferRef>(m, "Buffer")
+bytes    its size, in bytes
+address  where it begins, as the device's kernels see it: what a table of expert pointers holds
+)";
+
+constexpr const char* kDeviceDoc =
+    R"(One device: its memory, and the programs that run on it. `expertile.open_device` opens it.
+
+kind  "metal", "cuda", "cpu" or "emulator"
+name  what the machine calls it
+
+Arrays are C-contiguous and in native byte order; a call returns when its copy is done. A server's own memory is best
+taken through `expertile.DeviceArray`.
+
+Errors: ValueError for a range that ends behind its buffer or an array of another layout; RuntimeError for what the
+device cannot do.
+
+>>> import expertile, numpy as np
+>>> device = expertile.open_device("cpu")
+>>> buffer = device.upload(np.arange(4, dtype=np.float32))
+>>> device.write(buffer, np.array([7], np.float32), offset=4)
+>>> array = np.empty(4, np.float32)
+>>> device.read(buffer, array)
+>>> array.tolist(), buffer.bytes
+([0.0, 7.0, 2.0, 3.0], 16)
+)";
+
+constexpr const char* kAdoptDoc = R"(Memory of the caller's as a buffer; nothing is copied.
+
+address  a pointer of this GPU (cuda), an address inside a buffer that this device knows (metal), a host pointer (cpu,
+         emulator)
+bytes    at least 1
+
+The memory stays the caller's, who keeps it as long as the buffer. Raises ValueError for memory that is not this
+device's or is shorter; cpu and emulator cannot tell and take the caller's word.
+)";
+
+constexpr const char* kStatusDoc = R"(A kind of device, present or not: what `expertile.list_devices` gives.
+
+kind     "metal", "cuda", "cpu" or "emulator"
+present  can it be opened here
+detail   its name, or why it is absent
+)";
+
+void bind_device_classes(py::module_& m) {
+  py::class_<Buffer, BufferRef>(m, "Buffer", kBufferDoc)
       .def_property_readonly("bytes", &Buffer::bytes)
       .def_property_readonly("address", &Buffer::address);
-  py::class_<Device, std::shared_ptr<Device>>(m, "Device")
+  py::class_<Device, std::shared_ptr<Device>>(m, "Device", kDeviceDoc)
       .def_property_readonly("kind", &Device::kind)
       .def_property_readonly("name", &Device::name)
-      .def("upload", [](Device& d, const py::array& array) { return to_device(d, array, "upload"); })
-      .def("alloc", [](Device& d, std::uint64_t bytes) { return d.alloc(bytes); })
-      .def("read",
-           [](Device& d, const BufferRef& from, const py::array& to) {
-             d.read(from, 0, contiguous_bytes(to, "Device.read", true), static_cast<std::uint64_t>(to.nbytes()));
-           })
+      .def(
+          "upload", [](Device& d, const py::array& array) { return to_device(d, array, "upload"); }, py::arg("array"),
+          "A new buffer with a copy of `array`, which has at least one element.")
+      .def(
+          "alloc", [](Device& d, std::uint64_t bytes) { return d.alloc(bytes); }, py::arg("bytes"),
+          "A new buffer of at least 1 byte, with any content. Raises RuntimeError where memory is short, with the "
+          "size.")
+      .def(
+          "read",
+          [](Device& d, const BufferRef& from, const py::array& to) {
+            d.read(from, 0, contiguous_bytes(to, "Device.read", true), static_cast<std::uint64_t>(to.nbytes()));
+          },
+          py::arg("source"), py::arg("array"), "Fills the writable `array` from the beginning of the buffer `source`.")
       .def(
           "write",
           [](Device& d, const BufferRef& to, const py::array& from, std::uint64_t offset) {
             d.write(to, offset, contiguous_bytes(from, "Device.write", false),
                     static_cast<std::uint64_t>(from.nbytes()));
           },
-          py::arg("to"), py::arg("array"), py::arg("offset") = 0)
-      .def("adopt", &Device::adopt, py::arg("address"), py::arg("bytes"))
+          py::arg("to"), py::arg("array"), py::arg("offset") = 0,
+          "Copies `array` into the buffer `to`, `offset` bytes behind its beginning.")
+      .def("adopt", &Device::adopt, py::arg("address"), py::arg("bytes"), kAdoptDoc)
       .def(
           "copy",
           [](Device& d, const BufferRef& to, const BufferRef& from, std::uint64_t bytes) {
             d.copy(to, 0, from, 0, bytes);
           },
-          py::call_guard<py::gil_scoped_release>(), py::arg("to"), py::arg("from"), py::arg("bytes"))
-      .def("wait_for_caller", &Device::wait_for_caller, py::call_guard<py::gil_scoped_release>())
+          py::call_guard<py::gil_scoped_release>(), py::arg("to"), py::arg("source"), py::arg("bytes"),
+          "Copies the first bytes of the buffer `source` to the beginning of `to`, another one of this device.")
+      .def(
+          "wait_for_caller", &Device::wait_for_caller, py::call_guard<py::gil_scoped_release>(),
+          "Waits for all work that others have put on a cuda device, but on the stream that it was opened with: there, "
+          "and on other devices, there is nothing to wait for.")
       .def("__repr__", [](const Device& d) { return std::string("<Device ") + d.kind() + ": " + d.name() + ">"; });
-  py::class_<DeviceStatus>(m, "DeviceStatus")
+  py::class_<DeviceStatus>(m, "DeviceStatus", kStatusDoc)
       .def_readonly("kind", &DeviceStatus::kind)
       .def_readonly("present", &DeviceStatus::present)
       .def_readonly("detail", &DeviceStatus::detail);
+}
+
+}  // namespace
+
+void bind_device(py::module_& m) {
+  bind_device_classes(m);
   m.def("list_devices", &list_devices);
   m.def("cpu_instructions", &cpu::kernel_names);
   m.def(

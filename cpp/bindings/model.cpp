@@ -89,10 +89,50 @@ std::shared_ptr<Model> model_from_tensors(const Config& config, const std::vecto
   return model;
 }
 
+constexpr const char* kTensorDoc =
+    R"(A weight tensor of a model: quant blocks, as they lie in the file or in the caller's array.
+
+name         -      str    as in a GGUF file
+type         -      str    "IQ2_XS", as gguf spells it
+shape        -      tuple  ggml order, fastest dimension first: (D, F, E) holds E matrices of F rows of D weights
+bytes        -      int    size of the data
+data         bytes  uint8  read-only view, valid as long as any reference to it
+path         -      str    the file that it lies in; "" = none
+file_offset  -      int    where in that file, in bytes
+
+Errors: ValueError for an unknown type, a shape that its quant block does not divide, or data of another length.
+
+>>> import expertile, numpy as np
+>>> from expertile.synth import synthetic_model
+>>> model = expertile.Model.from_tensors(*synthetic_model("tiny"))
+>>> down = model.tensors["blk.0.ffn_down_exps.weight"]
+>>> down.type, down.shape, down.bytes == down.data.nbytes, down.path
+('IQ4_NL', (64, 512, 16), True, '')
+)";
+
+constexpr const char* kConfigDoc = R"(Sizes of a model. The letters are those of the README and of shapes.
+
+n_layers    int
+dim         int    D, columns of a residual stream
+n_experts   int    E
+top_k       int    K, experts a token
+expert_ffn  list   F by layer, rows of an expert's gate and up
+shared_ffn  int    Fs, the same of the shared expert
+n_streams   int    C, residual streams
+low_rank    int    R of the hyper-connection
+rms_eps     float  of the RMS norm
+
+>>> import expertile
+>>> from expertile.synth import synthetic_model
+>>> config = expertile.Model.from_tensors(*synthetic_model("tiny", layers=2)).config
+>>> config.n_layers, config.dim, config.n_experts, config.top_k, config.expert_ffn
+(2, 512, 16, 4, [64, 64])
+)";
+
 }  // namespace
 
 void bind_model(py::module_& m) {
-  py::class_<Tensor>(m, "Tensor")
+  py::class_<Tensor>(m, "Tensor", kTensorDoc)
       .def(py::init(&tensor_from_array), py::arg("name"), py::arg("type"), py::arg("shape"), py::arg("data"))
       .def_readonly("name", &Tensor::name)
       .def_property_readonly("type", [](const Tensor& t) { return type_info(t.type).name; })
@@ -101,7 +141,7 @@ void bind_model(py::module_& m) {
       .def_readonly("path", &Tensor::path)
       .def_readonly("file_offset", &Tensor::file_offset)
       .def_property_readonly("data", &tensor_data);
-  py::class_<Config>(m, "Config")
+  py::class_<Config>(m, "Config", kConfigDoc)
       .def(py::init([](std::uint32_t n_layers, std::uint32_t dim, std::uint32_t n_experts, std::uint32_t top_k,
                        std::vector<std::uint32_t> expert_ffn, std::uint32_t shared_ffn, std::uint32_t n_streams,
                        std::uint32_t low_rank, float rms_eps) {
@@ -110,7 +150,7 @@ void bind_model(py::module_& m) {
            }),
            py::kw_only(), py::arg("n_layers"), py::arg("dim"), py::arg("n_experts"), py::arg("top_k"),
            py::arg("expert_ffn"), py::arg("shared_ffn"), py::arg("n_streams"), py::arg("low_rank"), py::arg("rms_eps"))
-      .def("validate", &Config::validate)
+      .def("validate", &Config::validate, "Raises ValueError naming the first field that is outside its limits.")
       .def_readonly("n_layers", &Config::n_layers)
       .def_readonly("dim", &Config::dim)
       .def_readonly("n_experts", &Config::n_experts)
@@ -120,11 +160,11 @@ void bind_model(py::module_& m) {
       .def_readonly("n_streams", &Config::n_streams)
       .def_readonly("low_rank", &Config::low_rank)
       .def_readonly("rms_eps", &Config::rms_eps);
-  py::class_<Model, std::shared_ptr<Model>>(m, "Model")
+  py::class_<Model, std::shared_ptr<Model>>(m, "Model", "What expertile.Model holds.")
       .def(py::init(&model_from_tensors), py::arg("config"), py::arg("tensors"))
       .def_readonly("config", &Model::config)
       .def_property_readonly("tensors", [](const Model& model) { return model.tensors; });
-  py::class_<GGUFFile>(m, "GGUFFile")
+  py::class_<GGUFFile>(m, "GGUFFile", "All that a GGUF file says, of any architecture.")
       .def_readonly("paths", &GGUFFile::paths)
       .def_property_readonly("metadata", &file_metadata)
       .def_property_readonly("tensors", [](const GGUFFile& file) { return file.tensors; })

@@ -8,7 +8,8 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "The C++ engine of expertile.";
   m.attr("__version__") = EXPERTILE_VERSION;
   m.attr("__commit__") = EXPERTILE_COMMIT;
-  py::register_exception<GGUFError>(m, "GGUFError", PyExc_RuntimeError);
+  py::register_exception<GGUFError>(m, "GGUFError", PyExc_RuntimeError).attr("__doc__") =
+      "A GGUF file that is broken or holds no model of this engine; the message names the file and the field.";
   py::register_exception_translator([](std::exception_ptr error) {
     try {
       if (error) std::rethrow_exception(error);

@@ -168,7 +168,7 @@ std::shared_ptr<Window> make_window(std::shared_ptr<const Model> model, std::sha
 
 void bind_window(py::module_& m) {
   const auto release = py::call_guard<py::gil_scoped_release>();
-  py::class_<Window, std::shared_ptr<Window>>(m, "Window")
+  py::class_<Window, std::shared_ptr<Window>>(m, "Window", "What expertile.Window holds.")
       .def(py::init(&make_window), py::arg("model"), py::arg("device"), py::arg("max_tokens"), py::arg("plan"),
            py::arg("gate_up"), py::arg("down"), py::arg("fuse"), py::arg("elementwise"), py::arg("precision"),
            py::arg("profile"))

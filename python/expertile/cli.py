@@ -1,6 +1,7 @@
 """The `expertile` command: parses, runs one command, and turns exceptions into one line and an exit code.
 
-Exit codes: 0 done; 1 a check failed, or the file, the device or the input's numbers did; 2 the command was misused.
+Exit codes: 0 done; 1 a check failed, or the file, the device or the input's numbers did; 2 the command was misused;
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ FAMILIES = (devices, inspect, prefill, synth, parity, bench, schedule)
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, as every other error does; argparse would print the usage before it."""
+    """argparse's, but for its errors."""
 
     def error(self, message: str) -> NoReturn:
+        """Says what is wrong in one line, as every other error does; argparse would print the usage before it."""
         self.exit(2, f"expertile: {message} (see {self.prog} --help)\n")
 
 

@@ -104,6 +104,11 @@ class DeviceArray:
 
 
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Bytes from one element to the next, by dimension, where nothing lies between.
+
+    >>> contiguous_strides((2, 3, 4), itemsize=4)
+    (48, 16, 4)
+    """
     strides: list[int] = []
     for size in reversed(shape):
         strides.insert(0, itemsize)
@@ -117,6 +122,7 @@ def is_device_array(array: Any) -> bool:
 
 
 def check_streams(array: DeviceArray, shape: Sequence[int | None], where: str) -> None:
+    """Raises ValueError unless the array is fp32 of this shape; None stands for any size."""
     fits = len(array.shape) == len(shape) and all(n in (None, m) for n, m in zip(shape, array.shape, strict=True))
     if array.dtype != np.float32 or not fits:
         want = ", ".join("*" if n is None else str(n) for n in shape)
@@ -124,6 +130,7 @@ def check_streams(array: DeviceArray, shape: Sequence[int | None], where: str) -
 
 
 def result_array(window: Window, out: Any, shape: tuple[int, ...], where: str) -> DeviceArray:
+    """Where a window's result goes: `out` as a DeviceArray, or a new one. Raises TypeError, ValueError."""
     if out is None:
         return DeviceArray.empty(window.device, shape, np.float32)
     if not is_device_array(out):

@@ -15,7 +15,12 @@ Array = npt.NDArray[np.float64]
 
 
 class TensorLike(Protocol):
-    """A weight tensor: its type's name, its shape in ggml order (fastest first), its bytes."""
+    """A weight tensor.
+
+    type   its type's name, "IQ2_XS"
+    shape  in ggml order, fastest dimension first
+    data   its bytes, uint8
+    """
 
     @property
     def type(self) -> str: ...
@@ -47,10 +52,13 @@ class WeightArray(NamedTuple):
 class LayerWeights:
     """The weights of one layer's MoE half, decoded on demand.
 
-    tensors  -  name -> tensor  the model's tensors (`TensorLike`), named as in a GGUF file
-    layer    -  int
-    top_k    -  int             experts a token
-    eps      -  float           of the RMS norm
+    tensors    -  name -> tensor  the model's tensors (`TensorLike`), named as in a GGUF file
+    layer      -  int
+    top_k      -  int             experts a token
+    eps        -  float           of the RMS norm
+    dim        -  int             D, told from the tensors, like
+    n_experts  -  int             E and
+    n_streams  -  int             C
 
     Errors: ValueError naming a tensor that is missing or whose bytes do not fit its shape.
 
@@ -70,9 +78,11 @@ class LayerWeights:
         return cls(model.tensors, layer, int(model.config.top_k), float(model.config.rms_eps))
 
     def find(self, part: str, kind: str = "weight") -> TensorLike | None:
+        """The tensor `blk.<layer>.<part>.<kind>`; None where the model has none."""
         return self.tensors.get(f"blk.{self.layer}.{part}.{kind}")
 
     def tensor(self, part: str) -> TensorLike:
+        """The tensor `blk.<layer>.<part>.weight`."""
         found = self.find(part)
         if found is None:
             raise ValueError(f"[LayerWeights] expected a tensor blk.{self.layer}.{part}.weight, got none")

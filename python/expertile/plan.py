@@ -75,10 +75,12 @@ class Plan:
 
     @property
     def n_rows(self) -> int:
+        """Rows, padding included."""
         return int(self.meta[0])
 
     @property
     def n_tiles(self) -> int:
+        """Tiles of `tile_rows` rows."""
         return int(self.meta[1])
 
     @property
@@ -102,6 +104,7 @@ class Plan:
         return self.n_rows / self.n_kept if self.n_kept else 1.0
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The arrays by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
