@@ -25,9 +25,9 @@ NAMESPACE_END = "\n}  // namespace cuda\n}  // namespace expertile::msl\n"
 STANDARD = ("bit", "cfloat", "climits", "cmath", "concepts", "cstddef", "cstdint", "type_traits")
 SHIM = {
     "std.h": "cuda/std.h",
-    "half.h": "cuda/half.h",
     "threads.h": "cuda/threads.h",
     "metal_cuda.h": "cuda/metal_cuda.h",
+    "half.h": "host/half.h",
     "types.h": "host/types.h",
     "math.h": "host/math.h",
 }

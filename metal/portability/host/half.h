@@ -1,6 +1,6 @@
-// half.h: Metal's 16-bit float on the host. Every operation rounds to nearest even; subnormals, infinities and NaN are
-// those of IEEE 754. The conversions use F16C where the unit is compiled for it, else integers; both give the same
-// bits.
+// half.h: Metal's 16-bit float on the host and on CUDA. Every operation rounds to nearest even; subnormals, infinities
+// and NaN are those of IEEE 754. The conversions are one instruction each on CUDA and where the unit is compiled for
+// F16C, else integers; the host's two give the same bits, of a NaN too.
 #pragma once
 
 #include <bit>
@@ -13,7 +13,9 @@
 
 // The same inline functions are compiled for several instruction sets in one library; a namespace for each keeps the
 // linker from choosing one set's copy for another's callers.
-#if defined(__AVX512F__)
+#if defined(__CUDACC_RTC__)
+#define EXPERTILE_ISA cuda
+#elif defined(__AVX512F__)
 #define EXPERTILE_ISA isa_avx512
 #elif defined(__AVX2__)
 #define EXPERTILE_ISA isa_avx2
@@ -56,7 +58,13 @@ constexpr float half_bits_to_float_soft(std::uint16_t half) {
 }
 
 constexpr std::uint16_t float_to_half_bits(float value) {
-#if defined(__F16C__)
+#if defined(__CUDACC_RTC__)
+  if (!std::is_constant_evaluated()) {
+    std::uint16_t bits = 0;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+  }
+#elif defined(__F16C__)
   if (!std::is_constant_evaluated()) {
     return static_cast<std::uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT));
   }
@@ -65,7 +73,13 @@ constexpr std::uint16_t float_to_half_bits(float value) {
 }
 
 constexpr float half_bits_to_float(std::uint16_t half) {
-#if defined(__F16C__)
+#if defined(__CUDACC_RTC__)
+  if (!std::is_constant_evaluated()) {
+    float value = 0;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
+    return value;
+  }
+#elif defined(__F16C__)
   if (!std::is_constant_evaluated()) return _cvtsh_ss(half);
 #endif
   return half_bits_to_float_soft(half);
@@ -110,43 +124,29 @@ struct half {
 template <class T>
 using half_result = std::conditional_t<std::is_floating_point_v<T>, float, half>;
 
-#define EXPERTILE_HALF_OPERATOR(op)                                                                           \
-  constexpr half operator op(half a, half b) { return half(static_cast<float>(a) op static_cast<float>(b)); } \
-  template <class T>                                                                                          \
-    requires std::is_arithmetic_v<T>                                                                          \
-  constexpr half_result<T> operator op(half a, T b) {                                                         \
-    return static_cast<float>(a) op static_cast<float>(half_result<T>(b));                                    \
-  }                                                                                                           \
-  template <class T>                                                                                          \
-    requires std::is_arithmetic_v<T>                                                                          \
-  constexpr half_result<T> operator op(T a, half b) {                                                         \
-    return static_cast<float>(half_result<T>(a)) op static_cast<float>(b);                                    \
-  }
-EXPERTILE_HALF_OPERATOR(+)
-EXPERTILE_HALF_OPERATOR(-)
-EXPERTILE_HALF_OPERATOR(*)
-EXPERTILE_HALF_OPERATOR(/)
-#undef EXPERTILE_HALF_OPERATOR
-
-#define EXPERTILE_HALF_COMPARE(op)                                                                      \
-  constexpr bool operator op(half a, half b) { return static_cast<float>(a) op static_cast<float>(b); } \
+#define EXPERTILE_HALF_OPERATOR(op, R, S)                                                               \
+  constexpr R operator op(half a, half b) { return R(static_cast<float>(a) op static_cast<float>(b)); } \
   template <class T>                                                                                    \
     requires std::is_arithmetic_v<T>                                                                    \
-  constexpr bool operator op(half a, T b) {                                                             \
+  constexpr S operator op(half a, T b) {                                                                \
     return static_cast<float>(a) op static_cast<float>(half_result<T>(b));                              \
   }                                                                                                     \
   template <class T>                                                                                    \
     requires std::is_arithmetic_v<T>                                                                    \
-  constexpr bool operator op(T a, half b) {                                                             \
+  constexpr S operator op(T a, half b) {                                                                \
     return static_cast<float>(half_result<T>(a)) op static_cast<float>(b);                              \
   }
-EXPERTILE_HALF_COMPARE(==)
-EXPERTILE_HALF_COMPARE(!=)
-EXPERTILE_HALF_COMPARE(<)
-EXPERTILE_HALF_COMPARE(<=)
-EXPERTILE_HALF_COMPARE(>)
-EXPERTILE_HALF_COMPARE(>=)
-#undef EXPERTILE_HALF_COMPARE
+EXPERTILE_HALF_OPERATOR(+, half, half_result<T>)
+EXPERTILE_HALF_OPERATOR(-, half, half_result<T>)
+EXPERTILE_HALF_OPERATOR(*, half, half_result<T>)
+EXPERTILE_HALF_OPERATOR(/, half, half_result<T>)
+EXPERTILE_HALF_OPERATOR(==, bool, bool)
+EXPERTILE_HALF_OPERATOR(!=, bool, bool)
+EXPERTILE_HALF_OPERATOR(<, bool, bool)
+EXPERTILE_HALF_OPERATOR(<=, bool, bool)
+EXPERTILE_HALF_OPERATOR(>, bool, bool)
+EXPERTILE_HALF_OPERATOR(>=, bool, bool)
+#undef EXPERTILE_HALF_OPERATOR
 
 }  // namespace EXPERTILE_ISA
 }  // namespace expertile::msl
