@@ -51,22 +51,27 @@ PRECISIONS = {"exact": Bounds(FP16_BOUND, EXACT_BOUND), "bf16": Bounds(None, BF1
 # --- options ----------------------------------------------------------------------------------------------------
 
 
-def add_options(parser: argparse.ArgumentParser, tokens: list[int], routing: bool = True) -> None:
-    """The options of every bench that multiplies matrices."""
+def add_common_options(parser: argparse.ArgumentParser, tokens: list[int]) -> None:
+    """The options of every bench."""
     text = ",".join(map(str, tokens))
     parser.add_argument(
         "--tokens", type=positive_list, default=tokens, metavar="LIST", help=f"T, in turn (default {text})"
     )
+    parser.add_argument("--threads", type=not_negative, default=0, metavar="N", help="threads (default: all)")
+    parser.add_argument("--csv", metavar="FILE", help="write the rows as CSV")
+
+
+def add_options(parser: argparse.ArgumentParser, tokens: list[int], routing: bool = True) -> None:
+    """The options of every bench that multiplies matrices."""
+    add_common_options(parser, tokens)
     if routing:
         parser.add_argument(
             "--routing", default="uniform", metavar="R", help="uniform, zipf:S or a recorded FILE.npz (default uniform)"
         )
-    parser.add_argument("--threads", type=not_negative, default=0, metavar="N", help="threads (default: all)")
     parser.add_argument("--rounds", type=positive, metavar="N", help=f"turns (default {ROUNDS[0]} to {ROUNDS[1]})")
     parser.add_argument(
         "--check-tokens", type=positive, default=8, metavar="N", help="tokens compared with the reference (default 8)"
     )
-    parser.add_argument("--csv", metavar="FILE", help="write the rows as CSV")
 
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:

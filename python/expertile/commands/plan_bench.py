@@ -14,17 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expertile import _core
-from expertile.commands.bench_common import write_csv
+from expertile.commands.bench_common import add_common_options, write_csv
 from expertile.commands.common import (
     CheckFailed,
     add_command,
     check_writable,
     finish,
-    not_negative,
     open_device,
     parse_routing,
     positive,
-    positive_list,
     random_routing,
     show_table,
     spread,
@@ -55,15 +53,10 @@ def add(stages: Any) -> None:
     plan.add_argument("--variants", type=word_list, metavar="LIST", help="variants (default: all of the device)")
     gather = add_command(stages, "gather", run_gather_bench, "the rows' gather in fp32 and fp16")
     for stage in (plan, gather):
-        text = ",".join(map(str, DEFAULT_TOKENS))
-        stage.add_argument(
-            "--tokens", type=positive_list, default=DEFAULT_TOKENS, metavar="LIST", help=f"T, in turn (default {text})"
-        )
+        add_common_options(stage, DEFAULT_TOKENS)
         stage.add_argument(
             "--routing", type=parse_routing, default=None, metavar="R", help="uniform or zipf:S (default uniform)"
         )
-        stage.add_argument("--threads", type=not_negative, default=0, metavar="N", help="threads (default: all)")
-        stage.add_argument("--csv", metavar="FILE", help="write the rows as CSV")
     plan.add_argument("--layers", type=positive, default=48, metavar="N", help="layers in a sample (default 48)")
 
 
