@@ -30,6 +30,7 @@ SHIM = {
     "half.h": "host/half.h",
     "types.h": "host/types.h",
     "math.h": "host/math.h",
+    "sync.h": "host/sync.h",
 }
 
 AWAIT = "await_inputs"

@@ -1,5 +1,5 @@
 // std.h: the few names of the C++ library that the shims use, for NVRTC, which has no library. The CUDA device hands it
-// over under the names of all the standard headers that ../host/types.h and ../host/math.h include.
+// over under the names of all the standard headers that the shims in ../host include.
 #pragma once
 
 #define FLT_MAX 3.402823466e+38f

@@ -5,15 +5,12 @@
 #pragma once
 
 #include "math.h"
+#include "sync.h"
 
 namespace expertile::msl {
 inline namespace EXPERTILE_ISA {
 namespace metal {
 
-enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2, mem_texture = 4 };
-constexpr mem_flags operator|(mem_flags a, mem_flags b) {
-  return static_cast<mem_flags>(static_cast<int>(a) | static_cast<int>(b));
-}
 inline void threadgroup_barrier(mem_flags) { __syncthreads(); }
 inline void simdgroup_barrier(mem_flags) { __syncwarp(); }
 
@@ -119,37 +116,11 @@ inline T simd_prefix_exclusive_sum(T value) {
   return simd_lane() == 0 ? T(0) : below;
 }
 
-class simd_vote {
- public:
-  using vote_t = ulong;
-  explicit constexpr simd_vote(vote_t bits = 0) : bits_(bits) {}
-  explicit constexpr operator vote_t() const { return bits_; }
-  constexpr bool all() const { return bits_ == kAllLanes; }
-  constexpr bool any() const { return bits_ != 0; }
-
- private:
-  vote_t bits_;
-};
 inline simd_vote simd_ballot(bool value) { return simd_vote(__ballot_sync(kAllLanes, value)); }
 inline simd_vote simd_active_threads_mask() { return simd_vote(__activemask()); }
 inline bool simd_all(bool value) { return __all_sync(kAllLanes, value) != 0; }
 inline bool simd_any(bool value) { return __any_sync(kAllLanes, value) != 0; }
 inline bool simd_is_first() { return simd_lane() + 1 == static_cast<uint>(__ffs(static_cast<int>(__activemask()))); }
-
-enum memory_order { memory_order_relaxed };
-
-template <class T>
-struct atomic {
-  T value;
-};
-
-}  // namespace metal
-
-using atomic_uint = metal::atomic<uint>;
-using atomic_int = metal::atomic<int>;
-using atomic_float = metal::atomic<float>;
-
-namespace metal {
 
 template <class T>
 inline T atomic_load_explicit(const atomic<T>* at, memory_order) {

@@ -1,26 +1,10 @@
 // atomic.h: Metal's atomics for the host. Threadgroups run on several operating-system threads, so these are real ones.
 #pragma once
 
-#include "types.h"
+#include "sync.h"
 
 namespace expertile::msl {
 inline namespace EXPERTILE_ISA {
-namespace metal {
-
-enum memory_order { memory_order_relaxed };
-
-template <class T>
-struct atomic {
-  T value;
-};
-
-}  // namespace metal
-
-using atomic_uint = metal::atomic<uint>;
-using atomic_int = metal::atomic<int>;
-using atomic_ulong = metal::atomic<ulong>;
-using atomic_float = metal::atomic<float>;
-
 namespace metal {
 
 template <class T>
@@ -63,22 +47,16 @@ inline T atomic_fetch_add_explicit(atomic<T>* a, std::type_identity_t<T> value, 
     return atomic_update(a, [&](T old) { return old + value; });
   }
 }
-template <class T>
-inline T atomic_fetch_sub_explicit(atomic<T>* a, std::type_identity_t<T> value, memory_order) {
-  return __atomic_fetch_sub(&a->value, value, __ATOMIC_RELAXED);
-}
-template <class T>
-inline T atomic_fetch_or_explicit(atomic<T>* a, std::type_identity_t<T> value, memory_order) {
-  return __atomic_fetch_or(&a->value, value, __ATOMIC_RELAXED);
-}
-template <class T>
-inline T atomic_fetch_and_explicit(atomic<T>* a, std::type_identity_t<T> value, memory_order) {
-  return __atomic_fetch_and(&a->value, value, __ATOMIC_RELAXED);
-}
-template <class T>
-inline T atomic_fetch_xor_explicit(atomic<T>* a, std::type_identity_t<T> value, memory_order) {
-  return __atomic_fetch_xor(&a->value, value, __ATOMIC_RELAXED);
-}
+#define EXPERTILE_ATOMIC(name, function)                                     \
+  template <class T>                                                         \
+  inline T name(atomic<T>* a, std::type_identity_t<T> value, memory_order) { \
+    return function(&a->value, value, __ATOMIC_RELAXED);                     \
+  }
+EXPERTILE_ATOMIC(atomic_fetch_sub_explicit, __atomic_fetch_sub)
+EXPERTILE_ATOMIC(atomic_fetch_and_explicit, __atomic_fetch_and)
+EXPERTILE_ATOMIC(atomic_fetch_or_explicit, __atomic_fetch_or)
+EXPERTILE_ATOMIC(atomic_fetch_xor_explicit, __atomic_fetch_xor)
+#undef EXPERTILE_ATOMIC
 template <class T>
 inline T atomic_fetch_min_explicit(atomic<T>* a, std::type_identity_t<T> value, memory_order) {
   return atomic_update(a, [&](T old) { return value < old ? value : old; });

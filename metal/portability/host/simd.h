@@ -5,6 +5,7 @@
 
 #include "devices/emulator/lane.h"
 #include "math.h"
+#include "sync.h"
 
 // Where a kernel called: the default argument is evaluated at the caller, where #line counts the .metal file's lines.
 #define EXPERTILE_SITE ::expertile::emulator::Site site = {__builtin_FILE(), __builtin_LINE()}
@@ -12,11 +13,6 @@
 namespace expertile::msl {
 inline namespace EXPERTILE_ISA {
 namespace metal {
-
-enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2, mem_texture = 4 };
-constexpr mem_flags operator|(mem_flags a, mem_flags b) {
-  return static_cast<mem_flags>(static_cast<int>(a) | static_cast<int>(b));
-}
 
 inline void threadgroup_barrier(mem_flags, EXPERTILE_SITE) { emulator::threadgroup_barrier(site); }
 inline void simdgroup_barrier(mem_flags, EXPERTILE_SITE) {
@@ -159,18 +155,6 @@ inline T simd_broadcast_first(T value, EXPERTILE_SITE) {
       },
       "simd_broadcast_first", site);
 }
-
-class simd_vote {
- public:
-  using vote_t = ulong;
-  explicit simd_vote(vote_t bits) : bits_(bits) {}
-  explicit operator vote_t() const { return bits_; }
-  bool any() const { return bits_ != 0; }
-  bool all() const { return bits_ == 0xffffffffu; }
-
- private:
-  vote_t bits_;
-};
 
 inline simd_vote simd_ballot(bool value, EXPERTILE_SITE) {
   return simd_vote(simd_collective<uint>(
