@@ -128,10 +128,6 @@ std::uint32_t max_rows(std::uint32_t n_tokens, std::uint32_t top_k, std::uint32_
   return static_cast<std::uint32_t>(rows);
 }
 
-std::uint32_t max_tiles(std::uint32_t n_tokens, std::uint32_t top_k, std::uint32_t n_experts, std::uint32_t tile_rows) {
-  return max_rows(n_tokens, top_k, n_experts, tile_rows) / tile_rows;
-}
-
 args::PlanArgs plan_args(std::uint32_t n_tokens, std::uint32_t top_k, std::uint32_t n_experts, std::uint32_t tile_rows,
                          std::uint32_t gate_up_columns, std::uint32_t down_columns) {
   const std::uint32_t rows = max_rows(n_tokens, top_k, n_experts, tile_rows);

@@ -16,7 +16,7 @@ struct PlanBuffers {
   BufferRef block_count;    // u32 [n_blocks, E]
   BufferRef block_offset;   // u32 [n_blocks, E], where a variant makes it
   BufferRef expert_offset;  // u32 [E + 1]
-  BufferRef tiles;          // u32x4 [max_tiles]
+  BufferRef tiles;          // u32x4 [max_rows / M]
   BufferRef row_token;      // i32 [max_rows]
   BufferRef row_weight;     // f32 [max_rows]
   BufferRef position;       // i32 [T, K]
@@ -26,7 +26,6 @@ struct PlanBuffers {
 // Bound on n_rows, a multiple of tile_rows: T*K entries and min(T*K, E) experts with tile_rows - 1 rows of padding.
 // Throws std::invalid_argument naming the limit that a size breaks.
 std::uint32_t max_rows(std::uint32_t n_tokens, std::uint32_t top_k, std::uint32_t n_experts, std::uint32_t tile_rows);
-std::uint32_t max_tiles(std::uint32_t n_tokens, std::uint32_t top_k, std::uint32_t n_experts, std::uint32_t tile_rows);
 
 // Sizes to arguments, with the column tiles of the two grouped GEMMs for the grids in meta.
 args::PlanArgs plan_args(std::uint32_t n_tokens, std::uint32_t top_k, std::uint32_t n_experts, std::uint32_t tile_rows,

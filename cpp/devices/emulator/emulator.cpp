@@ -129,11 +129,4 @@ void Emulator::run(const LoweredKernel& kernel, const Launch& launch) {
   if (!state.error.empty()) throw DeviceError(state.error);
 }
 
-void run_emulated(const Launch& launch, const EmulatorOptions& options) {
-  const LoweredKernel* kernel = find_lowered(launch.kernel);
-  if (kernel == nullptr) throw DeviceError(expected_got("emulator", "a kernel of metal/kernels", launch.kernel));
-  check_launch(launch, kernel->info);
-  Emulator(options).run(*kernel, launch);
-}
-
 }  // namespace expertile::emulator

@@ -39,9 +39,6 @@ class Emulator {
   std::vector<std::unique_ptr<Worker>> workers_;
 };
 
-// One launch by its kernel's name, with an emulator of its own.
-void run_emulated(const Launch& launch, const EmulatorOptions& options = {});
-
 // CPUs that this process may run on, at least 1.
 int usable_cpus();
 

@@ -40,15 +40,6 @@ struct conditional<false, A, B> {
 template <bool yes, class A, class B>
 using conditional_t = typename conditional<yes, A, B>::type;
 
-template <bool yes, class A = void>
-struct enable_if {};
-template <class A>
-struct enable_if<true, A> {
-  using type = A;
-};
-template <bool yes, class A = void>
-using enable_if_t = typename enable_if<yes, A>::type;
-
 template <class A>
 struct type_identity {
   using type = A;
@@ -66,18 +57,6 @@ struct remove_cv<const A> {
 };
 template <class A>
 using remove_cv_t = typename remove_cv<A>::type;
-template <class A>
-struct remove_reference {
-  using type = A;
-};
-template <class A>
-struct remove_reference<A&> {
-  using type = A;
-};
-template <class A>
-using remove_reference_t = typename remove_reference<A>::type;
-template <class A>
-using remove_cvref_t = remove_cv_t<remove_reference_t<A>>;
 
 template <class A, class... Some>
 inline constexpr bool is_any_of_v = (is_same_v<A, Some> || ...);
@@ -89,10 +68,6 @@ inline constexpr bool is_integral_v =
                 unsigned long, long long, unsigned long long>;
 template <class A>
 inline constexpr bool is_arithmetic_v = is_floating_point_v<A> || is_integral_v<A>;
-template <class A>
-inline constexpr bool is_signed_v = A(-1) < A(0);
-template <class A, class... Arguments>
-inline constexpr bool is_constructible_v = __is_constructible(A, Arguments...);
 
 template <class A>
 struct make_unsigned {

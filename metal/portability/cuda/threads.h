@@ -117,7 +117,6 @@ inline T simd_prefix_exclusive_sum(T value) {
 }
 
 inline simd_vote simd_ballot(bool value) { return simd_vote(__ballot_sync(kAllLanes, value)); }
-inline simd_vote simd_active_threads_mask() { return simd_vote(__activemask()); }
 inline bool simd_all(bool value) { return __all_sync(kAllLanes, value) != 0; }
 inline bool simd_any(bool value) { return __any_sync(kAllLanes, value) != 0; }
 inline bool simd_is_first() { return simd_lane() + 1 == static_cast<uint>(__ffs(static_cast<int>(__activemask()))); }

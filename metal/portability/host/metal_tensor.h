@@ -152,8 +152,6 @@ struct operand_layout {
   static constexpr uint columns = Columns, rows = Rows, elements = columns * rows, threads = Scope::static_size * 32;
   // A multiple of four, with slots that have no element.
   static constexpr uint capacity = ((elements + threads - 1) / threads + 3) / 4 * 4 + 4;
-  using left_element = Left;
-  using right_element = Right;
 
   static const uint* slots() {
     static const std::vector<uint> fours = emulator::tensor_layout(elements, threads, capacity, 4);
