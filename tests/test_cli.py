@@ -131,6 +131,12 @@ def test_devices(capsys: Any, tmp_path: Path) -> None:
         assert row["detail"]
 
 
+def test_devices_shows_the_form_that_is_named(capsys: Any) -> None:
+    code, text, _ = run(capsys, "devices", "--device", "cpu:portable")
+    lines = [line.split() for line in text.splitlines()]
+    assert code == 0 and [(line[0], line[-1]) for line in lines[1:]] == [("cpu", "(portable)")]
+
+
 def test_inspect(capsys: Any, tmp_path: Path, golden: Path) -> None:
     path = tmp_path / "inspect.json"
     code, text, _ = run(capsys, "inspect", golden / TINY, "--chunk", "64", "--json", path)

@@ -16,17 +16,22 @@ def add(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Lists every kind of device; with --device, only that one, which must be present."""
     chosen = open_device(arguments.device)
-    statuses = [status for status in expertile.list_devices() if arguments.device in (None, status.kind)]
-    rows = [{"device": status.kind, "present": bool(status.present), "detail": status.detail} for status in statuses]
+    rows = []
+    for status in expertile.list_devices():
+        if status.kind == chosen.kind:
+            rows.append({"device": status.kind, "present": True, "detail": chosen.name})
+        elif arguments.device is None:
+            rows.append({"device": status.kind, "present": bool(status.present), "detail": status.detail})
     show_table(
         ["device", "present", "what it is, or why it is absent"],
         [
             [
-                status.kind + (" *" if status.kind == chosen.kind else ""),
-                "yes" if status.present else "no",
-                status.detail,
+                row["device"] + (" *" if row["device"] == chosen.kind else ""),
+                "yes" if row["present"] else "no",
+                row["detail"],
             ]
-            for status in statuses
+            for row in rows
         ],
+        "* is what a command takes where none is named" if arguments.device is None else None,
     )
     return finish(arguments, "devices", True, rows, chosen)
