@@ -16,11 +16,7 @@ py::tuple align_peer(Device& device, const py::array& ids, std::uint32_t n_exper
   const auto* data = reinterpret_cast<const std::int32_t*>(contiguous_bytes(ids, "time_align_peer: ids", false));
   const args::PlanArgs plan = plan_args(static_cast<std::uint32_t>(ids.shape(0)),
                                         static_cast<std::uint32_t>(ids.shape(1)), n_experts, tile_rows, 1, 1);
-  AlignPeer peer;
-  {
-    const py::gil_scoped_release release;
-    peer = time_align_peer(device, data, plan, layers, repeats);
-  }
+  const AlignPeer peer = run_without_gil(device, [&] { return time_align_peer(device, data, plan, layers, repeats); });
   return py::make_tuple(
       peer.seconds, py::array_t<std::int32_t>(static_cast<py::ssize_t>(peer.row_entry.size()), peer.row_entry.data()));
 }

@@ -69,11 +69,10 @@ py::dict run_plan(Device& device, const std::string& variant, const py::array& i
       }
     }
   }
-  {
-    const py::gil_scoped_release release;
+  run_without_gil(device, [&] {
     device.prepare(program);
-    device.run(program);
-  }
+    return device.run(program);
+  });
   std::array<std::uint32_t, EXPERTILE_META_WORDS> meta{};
   device.read(run.buffers.meta, 0, meta.data(), sizeof(meta));
   py::dict out;
@@ -114,19 +113,20 @@ std::map<std::string, std::vector<double>> time_plan(Device& device, const std::
   if (layers == 0 || repeats == 0) throw std::invalid_argument(expected_got("time_plan", "layers, repeats >= 1", 0));
   PlanRun run = prepare_plan(device, ids, weights, n_experts, tile_rows, 0xDEADBEEF);
   const std::vector<Group> once = plan_groups(variant, run.args, run.buffers);
-  std::map<std::string, std::vector<double>> times;
-  const py::gil_scoped_release release;
-  Program whole;
-  for (std::uint32_t i = 0; i < layers; ++i) whole.groups.insert(whole.groups.end(), once.begin(), once.end());
-  times["total"] = time_program(device, whole, layers, repeats);
-  for (const Group& group : once) {
-    for (const Launch& launch : group.launches) {
-      Program one;
-      for (std::uint32_t i = 0; i < layers; ++i) one.groups.push_back({group.name, {launch}});
-      times[launch.kernel] = time_program(device, one, layers, repeats);
+  return run_without_gil(device, [&] {
+    std::map<std::string, std::vector<double>> times;
+    Program whole;
+    for (std::uint32_t i = 0; i < layers; ++i) whole.groups.insert(whole.groups.end(), once.begin(), once.end());
+    times["total"] = time_program(device, whole, layers, repeats);
+    for (const Group& group : once) {
+      for (const Launch& launch : group.launches) {
+        Program one;
+        for (std::uint32_t i = 0; i < layers; ++i) one.groups.push_back({group.name, {launch}});
+        times[launch.kernel] = time_program(device, one, layers, repeats);
+      }
     }
-  }
-  return times;
+    return times;
+  });
 }
 
 // Seconds of the plain counting sort that only makes positions, `repeats` times, and those positions.
