@@ -94,7 +94,7 @@ struct DeviceOptions {
   // cuda: the caller's CUstream to put all work on, kept by him as long as the device; 0 is the default stream. It
   // names the GPU, too. None = a stream of the device's own on the first GPU.
   std::optional<std::uint64_t> stream;
-  std::string instructions;  // cpu: "amx", "avx512", "avx2", "neon", "portable"; "" = the best
+  std::string instructions;  // cpu: "avx512+amx", "amx", "avx512", "avx2", "neon", "portable"; "" = the best
 };
 
 // Throws std::invalid_argument for an unknown kind or instructions that this machine lacks, DeviceError where it is

@@ -1,5 +1,5 @@
-// math.h: Metal's functions on numbers, for the host. One overload a scalar type and none between them, so that a call
-// that Metal would find ambiguous does not compile here either.
+// math.h: Metal's functions on numbers, for the host and CUDA. One overload a scalar type and none between them, so
+// that a call that Metal would find ambiguous does not compile here either.
 #pragma once
 
 #include "types.h"

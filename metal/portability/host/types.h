@@ -1,4 +1,4 @@
-// types.h: Metal's scalar names, vectors of 2, 3 and 4, and as_type, for the host.
+// types.h: Metal's scalar names, vectors of 2, 3 and 4, and as_type, for the host and CUDA.
 //
 // Swizzles: .xy .zw .xyz, which are contiguous and so can be members of a union; metal/strict.py refuses the others.
 #pragma once
