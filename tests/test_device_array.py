@@ -116,6 +116,8 @@ def test_a_gpus_array_and_a_stream_are_refused_where_there_is_no_gpu(kind: str) 
 
 
 def test_copies_stay_inside_their_buffers(window: expertile.Window, x: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="expected at least 1 byte, got 0"):
+        window.device.alloc(0)
     small, large = window.device.alloc(16), window.device.alloc(32)
     with pytest.raises(ValueError, match="copy"):
         window.device.copy(small, large, 17)

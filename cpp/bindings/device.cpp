@@ -155,8 +155,8 @@ void bind_device_classes(py::module_& m) {
           "A new buffer with a copy of `array`, which has at least one element.")
       .def(
           "alloc", [](Device& d, std::uint64_t bytes) { return d.alloc(bytes); }, py::arg("bytes"),
-          "A new buffer of at least 1 byte, with any content. Raises RuntimeError where memory is short, with the "
-          "size.")
+          "A new buffer of at least 1 byte, with any content. Raises ValueError for 0 bytes, RuntimeError where memory "
+          "is short, with the size.")
       .def(
           "read",
           [](Device& d, const BufferRef& from, const py::array& to) {

@@ -27,7 +27,7 @@ void check_range(const char* where, const BufferRef& buffer, std::uint64_t offse
 }  // namespace
 
 HostBuffer::HostBuffer(const std::string& device, std::uint64_t bytes, const std::byte* source, bool guard) {
-  if (bytes == 0) throw DeviceError(expected_got(device + " alloc", "more than 0 bytes", 0));
+  if (bytes == 0) throw std::invalid_argument(expected_got(device + " alloc", "at least 1 byte", 0));
   bytes_ = bytes;
   if (source != nullptr) {
     host_ = const_cast<std::byte*>(source);

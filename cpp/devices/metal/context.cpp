@@ -97,7 +97,7 @@ MetalBuffer::~MetalBuffer() {
 
 BufferRef make_buffer(const ContextRef& context, std::uint64_t bytes, const std::byte* source) {
   const Pool pool;
-  if (bytes == 0) throw DeviceError(expected_got("metal alloc", "more than 0 bytes", 0));
+  if (bytes == 0) throw std::invalid_argument(expected_got("metal alloc", "at least 1 byte", 0));
   if (source != nullptr) {
     if (BufferRef adopted = adopt(context, bytes, source)) return adopted;
   }
