@@ -17,6 +17,7 @@ namespace {
 using Vector = Simd::Vector;
 using Bytes = Simd::Bytes;
 using Table = Simd::Table;
+using Wide = Simd::Wide;
 using expertile::cpu::GridCodes;
 
 inline Bytes low_nibbles(Bytes q) { return Simd::bit_and(q, Simd::every(15)); }
@@ -59,20 +60,34 @@ inline Table half_scaled_table(const float* levels, const std::uint8_t* p) {
   }
 }
 
-// The weights of the lower nibbles of 16 bytes, then those of the upper.
-template <class Sink, class S = Simd>
-inline void put_nibble_halves(Sink& sink, int i, Table table, const std::uint8_t* p) {
+// The values of the lower nibbles of 16 bytes in one table, of the upper in the other.
+template <class S = Simd>
+inline void look_up_nibbles(Table lower, Table upper, const std::uint8_t* p, Vector* low, Vector* high) {
   if constexpr (S::kSignMasks) {
-    Vector low, high;
-    S::look_up_nibbles(table, p, &low, &high);
-    sink.put(i, low);
-    sink.put(i + 1, high);
+    S::look_up_nibbles(lower, upper, p, low, high);
   } else {
     const Bytes q = S::load_bytes(p);
-    sink.put(i, S::look_up(table, low_nibbles(q)));
-    sink.put(i + 1, S::look_up(table, high_nibbles(q)));
+    *low = S::look_up(lower, low_nibbles(q));
+    *high = S::look_up(upper, high_nibbles(q));
   }
 }
+
+// The weights of the lower nibbles of 16 bytes, then those of the upper.
+template <class Sink>
+inline void put_nibble_halves(Sink& sink, int i, Table table, const std::uint8_t* p) {
+  Vector low, high;
+  look_up_nibbles(table, table, p, &low, &high);
+  sink.put(i, low);
+  sink.put(i + 1, high);
+}
+
+// The codes of a block of 256 weights, one a byte, made 32 at a time.
+struct Codes {
+  alignas(64) std::uint8_t code[256];
+  void put(int i, Wide codes) { Simd::store_wide(code + 32 * i, codes); }
+  void done() { Simd::in_memory(code); }
+  Bytes operator[](int i) const { return Simd::load_bytes(code + 16 * i); }
+};
 
 struct F16 {
   static constexpr std::size_t elements = 1, bytes = 2;
@@ -191,23 +206,17 @@ struct Q2_K {
     alignas(64) float least[16];
     Simd::store(scale, Simd::multiply(Simd::all(Simd::half_at(p + 80)), Simd::from_signed(low_nibbles(packed))));
     Simd::store(least, Simd::multiply(Simd::all(Simd::half_at(p + 82)), Simd::from_signed(high_nibbles(packed))));
-    const Bytes two = Simd::every(3);
-    for (int part = 0; part < 2; ++part) {
-      const Bytes a = Simd::load_bytes(p + 16 + 32 * part);
-      const Bytes b = Simd::load_bytes(p + 32 + 32 * part);
-      for (int j = 0; j < 2; ++j) {  // four times 16 weights, of four scales, in one table
-        const int i = 8 * part + 4 * j;
-        const Vector values = Simd::multiply(Simd::quads(scale + i), Simd::load(kCount4));
-        const Table table = Simd::table(Simd::subtract(values, Simd::quads(least + i)));
-        const auto code = [&](Bytes q, int shift, int quad) {
-          return Simd::bit_or(Simd::bit_and(Simd::shift_right(q, shift), two),
-                              Simd::every(static_cast<std::uint8_t>(4 * quad)));
-        };
-        sink.put(i, Simd::look_up(table, code(a, 4 * j, 0)));
-        sink.put(i + 1, Simd::look_up(table, code(b, 4 * j, 1)));
-        sink.put(i + 2, Simd::look_up(table, code(a, 4 * j + 2, 2)));
-        sink.put(i + 3, Simd::look_up(table, code(b, 4 * j + 2, 3)));
-      }
+    Codes codes;
+    EXPERTILE_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const Wide low = Simd::take_bits(Simd::load_wide(p + 16 + 32 * (i / 4)), 2 * (i % 4), 2, 0);
+      codes.put(i, Simd::either(low, i % 2 == 0 ? Simd::halves(0, 4) : Simd::halves(8, 12)));
+    }
+    codes.done();
+    for (int i = 0; i < 16; i += 4) {  // four times 16 weights, of four scales, in one table
+      const Vector values = Simd::multiply(Simd::quads(scale + i), Simd::load(kCount4));
+      const Table table = Simd::table(Simd::subtract(values, Simd::quads(least + i)));
+      for (int j = i; j < i + 4; ++j) sink.put(j, Simd::look_up(table, codes[j]));
     }
   }
 };
@@ -227,17 +236,19 @@ struct Q3_K {
   static void decode(const std::uint8_t* p, Sink& sink) {
     alignas(64) float scale[16];
     Simd::store(scale, Simd::multiply(Simd::all(Simd::half_at(p + 108)), Simd::from_signed(scales(p + 96))));
-    const Bytes masks[2] = {Simd::load_bytes(p), Simd::load_bytes(p + 16)};
-    const Bytes two = Simd::every(3), one = Simd::every(1);
+    const Wide high = Simd::load_wide(p);
+    const Wide second = Simd::halves(0, 8);
+    Codes codes;
+    EXPERTILE_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const Wide low = Simd::take_bits(Simd::load_wide(p + 32 + 32 * (i / 4)), 2 * (i % 4), 2, 0);
+      codes.put(i, Simd::either(Simd::either(low, Simd::take_bits(high, i, 1, 2)), second));
+    }
+    codes.done();
     for (int i = 0; i < 8; ++i) {  // twice 16 weights, of two scales, in one table
       const Table table = Simd::table(Simd::multiply(Simd::pairs(scale + 2 * i), Simd::load(kQ3Levels)));
-      for (int half = 0; half < 2; ++half) {
-        const Bytes q = Simd::load_bytes(p + 32 + 32 * (i / 4) + 16 * half);
-        const Bytes low = Simd::bit_and(Simd::shift_right(q, 2 * (i % 4)), two);
-        const Bytes bit = Simd::shift_left(Simd::bit_and(Simd::shift_right(masks[half], i), one), 2);
-        const Bytes code = Simd::bit_or(Simd::bit_or(low, bit), Simd::every(static_cast<std::uint8_t>(8 * half)));
-        sink.put(2 * i + half, Simd::look_up(table, code));
-      }
+      sink.put(2 * i, Simd::look_up(table, codes[2 * i]));
+      sink.put(2 * i + 1, Simd::look_up(table, codes[2 * i + 1]));
     }
   }
 };
@@ -260,13 +271,17 @@ struct Q4_K {
   static void decode(const std::uint8_t* p, Sink& sink) {
     float scale[8], least[8];
     k_scales(p, scale, least);
-    for (int i = 0; i < 8; ++i) {
-      const Vector values = Simd::multiply(Simd::all(scale[i]), Simd::load(kCount));
-      const Table table = Simd::table(Simd::subtract(values, Simd::all(least[i])));
+    const auto table = [&](int i) {
+      return Simd::table(Simd::subtract(Simd::multiply(Simd::all(scale[i]), Simd::load(kCount)), Simd::all(least[i])));
+    };
+    for (int i = 0; i < 8; i += 2) {
+      const Table lower = table(i), upper = table(i + 1);
+      Vector low[2], high[2];
       for (int half = 0; half < 2; ++half) {
-        const Bytes q = Simd::load_bytes(p + 16 + 32 * (i / 2) + 16 * half);
-        sink.put(2 * i + half, Simd::look_up(table, i % 2 == 0 ? low_nibbles(q) : high_nibbles(q)));
+        look_up_nibbles(lower, upper, p + 16 + 16 * (i + half), low + half, high + half);
       }
+      for (int half = 0; half < 2; ++half) sink.put(2 * i + half, low[half]);
+      for (int half = 0; half < 2; ++half) sink.put(2 * i + 2 + half, high[half]);
     }
   }
 };
@@ -277,17 +292,17 @@ struct Q5_K {
   static void decode(const std::uint8_t* p, Sink& sink) {
     float scale[8], least[8];
     k_scales(p, scale, least);
-    const Bytes one = Simd::every(1);
+    const Wide high = Simd::load_wide(p + 16);
+    Codes codes;
+    EXPERTILE_UNROLL
     for (int i = 0; i < 8; ++i) {
-      const Vector d = Simd::all(scale[i]);
-      const Vector m = Simd::all(least[i]);
-      for (int half = 0; half < 2; ++half) {
-        const Bytes q = Simd::load_bytes(p + 48 + 32 * (i / 2) + 16 * half);
-        const Bytes bit = Simd::bit_and(Simd::shift_right(Simd::load_bytes(p + 16 + 16 * half), i), one);
-        const Bytes code = Simd::bit_or(i % 2 == 0 ? low_nibbles(q) : high_nibbles(q), Simd::shift_left(bit, 4));
-        const Vector value = Simd::subtract(Simd::multiply(Simd::from_signed(code), d), m);
-        sink.put(2 * i + half, Simd::round_half(value));
-      }
+      const Wide low = Simd::take_bits(Simd::load_wide(p + 48 + 32 * (i / 2)), 4 * (i % 2), 4, 0);
+      codes.put(i, Simd::either(low, Simd::take_bits(high, i, 1, 4)));
+    }
+    codes.done();
+    for (int i = 0; i < 16; ++i) {
+      const Vector product = Simd::multiply(Simd::from_signed(codes[i]), Simd::all(scale[i / 2]));
+      sink.put(i, Simd::round_half(Simd::subtract(product, Simd::all(least[i / 2]))));
     }
   }
 };
@@ -298,15 +313,17 @@ struct Q6_K {
   static void decode(const std::uint8_t* p, Sink& sink) {
     alignas(64) float scale[16];
     Simd::store(scale, Simd::multiply(Simd::all(Simd::half_at(p + 208)), Simd::from_signed(Simd::load_bytes(p + 192))));
-    const Bytes two = Simd::every(3);
+    Codes codes;
+    EXPERTILE_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const int part = i / 4, quarter = i % 4;
+      const Wide q = Simd::load_wide(p + 64 * part + 32 * (quarter % 2));
+      const Wide high = Simd::take_bits(Simd::load_wide(p + 128 + 32 * part), 2 * quarter, 2, 4);
+      codes.put(i, Simd::less(Simd::either(Simd::take_bits(q, quarter < 2 ? 0 : 4, 4, 0), high), 32));
+    }
+    codes.done();
     for (int i = 0; i < 16; ++i) {
-      const int part = i / 8, quarter = i % 8 / 2, half = i % 2;
-      const Bytes q = Simd::load_bytes(p + 64 * part + 32 * (quarter % 2) + 16 * half);
-      const Bytes low = quarter < 2 ? low_nibbles(q) : high_nibbles(q);
-      const Bytes high = Simd::shift_right(Simd::load_bytes(p + 128 + 32 * part + 16 * half), 2 * quarter);
-      const Bytes code = Simd::bit_or(low, Simd::shift_left(Simd::bit_and(high, two), 4));
-      const Vector value = Simd::from_signed(Simd::minus(code, Simd::every(32)));
-      sink.put(i, Simd::round_half(Simd::multiply(Simd::all(scale[i]), value)));
+      sink.put(i, Simd::round_half(Simd::multiply(Simd::all(scale[i]), Simd::from_signed(codes[i]))));
     }
   }
 };

@@ -57,14 +57,18 @@ inline void iq2_scales(float d, const std::uint8_t* packed, float* scale) {
   Simd::store(scale, Simd::multiply(Simd::multiply(Simd::all(d), sum), Simd::all(0.25f)));
 }
 
+// (0.5 + nibble) / 4.
+alignas(64) constexpr float kIq2Scales[16] = {0.125f, 0.375f, 0.625f, 0.875f, 1.125f, 1.375f, 1.625f, 1.875f,
+                                              2.125f, 2.375f, 2.625f, 2.875f, 3.125f, 3.375f, 3.625f, 3.875f};
+
 struct IQ2_XS {
   static constexpr std::size_t elements = 256, bytes = 74;
   template <class Sink, class S = Simd>
   static void decode(const std::uint8_t* p, const GridCodes& grid, Sink& sink) {
-    alignas(64) float scale[16];
-    iq2_scales(Simd::half_at(p), p + 66, scale);
     alignas(64) std::uint16_t entry[32];
     if constexpr (S::kSignMasks) {
+      const Vector scales = S::look_up_packed(kIq2Scales, p + 66);
+      const Vector magnitudes = S::multiply(S::all_half(p), S::load(kIq2Magnitudes));
       alignas(64) std::uint8_t signs[32];
       S::template split_words<5>(p + 2, entry, signs);  // places in bytes
       S::in_memory(entry);
@@ -72,7 +76,7 @@ struct IQ2_XS {
       const auto* lanes = reinterpret_cast<const std::uint8_t*>(grid.iq2_xs_lanes);
       for (int quad = 0; quad < 4; ++quad) {
         alignas(64) float values[16];  // four of each of four scales
-        Simd::store(values, S::round_half(S::multiply(S::quads(scale + 4 * quad), S::load(kIq2Magnitudes))));
+        Simd::store(values, S::round_half(S::multiply(S::four_times(scales, quad), magnitudes)));
         S::in_memory(values);
         EXPERTILE_UNROLL
         for (int j = 0; j < 4; ++j) {
@@ -82,6 +86,8 @@ struct IQ2_XS {
         }
       }
     } else {
+      alignas(64) float scale[16];
+      iq2_scales(Simd::half_at(p), p + 66, scale);
       alignas(64) std::uint16_t sign[32];
       S::split_words(p + 2, entry, sign);
       for (int pair = 0; pair < 8; ++pair) {  // twice 16 weights, of two scales, in one table

@@ -52,18 +52,18 @@ template <bool Exact>
 void pack_iq2_xs(const std::uint8_t* p, std::size_t n, std::uint32_t* high, std::uint32_t* low) {
   const auto* grid = reinterpret_cast<const std::uint8_t*>(expertile::cpu::grid_codes.iq2_xs_words);
   for (std::size_t k = 0; k < n; k += IQ2_XS::elements, p += IQ2_XS::bytes) {
-    alignas(64) float scale[16];
     alignas(64) std::uint16_t place[32];  // in bytes
     alignas(64) std::uint8_t signs[32];
-    iq2_scales(Simd::half_at(p), p + 66, scale);
+    const Vector scales = Simd::look_up_packed(kIq2Scales, p + 66);
+    const Vector magnitudes = Simd::multiply(Simd::all_half(p), Simd::load(kIq2Magnitudes));
     Simd::split_words<4>(p + 2, place, signs);
     Simd::in_memory(place);
     Simd::in_memory(signs);
     for (int half = 0; half < 2; ++half) {
-      const auto values = [&](int i) {
-        return Simd::round_half(Simd::multiply(Simd::quads(scale + 8 * half + i), Simd::load(kIq2Magnitudes)));
+      const auto values = [&](int quad) {
+        return Simd::round_half(Simd::multiply(Simd::four_times(scales, 2 * half + quad), magnitudes));
       };
-      const WordTable<Exact> table(values(0), values(4));
+      const WordTable<Exact> table(values(0), values(1));
       EXPERTILE_UNROLL
       for (int i = 0; i < 4; ++i, high += 16, low += Exact ? 16 : 0) {
         const int at = 16 * half + 4 * i;

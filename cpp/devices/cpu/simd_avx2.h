@@ -4,11 +4,12 @@
 #include <immintrin.h>
 
 #include <cstdint>
-#include <cstring>
+
+#include "devices/cpu/bytes_x86.h"
 
 namespace {
 
-struct Simd {
+struct Simd : BytesX86 {
   static constexpr int kParts = 2;
   static constexpr int kWidth = 8;
   static constexpr int kDirectWeights = 1;
@@ -17,7 +18,6 @@ struct Simd {
   struct Vector {
     __m256 part[2];
   };
-  using Bytes = __m128i;
   // 16 halves, split into their low and their high bytes: two byte shuffles look 16 of them up.
   struct Table {
     __m128i low, high;
@@ -76,11 +76,6 @@ struct Simd {
   static __m128i to_half(__m256 v) { return _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
   static Vector round_half(Vector v) {
     return {{_mm256_cvtph_ps(to_half(v.part[0])), _mm256_cvtph_ps(to_half(v.part[1]))}};
-  }
-  static float half_at(const std::uint8_t* p) {
-    std::uint16_t bits;
-    std::memcpy(&bits, p, 2);
-    return _cvtsh_ss(bits);
   }
   static Vector load_half(const std::uint8_t* p) {
     return {{_mm256_cvtph_ps(load_bytes(p)), _mm256_cvtph_ps(load_bytes(p + 16))}};
@@ -154,39 +149,6 @@ struct Simd {
     const __m128i low = _mm_shuffle_epi8(t.low, codes);
     const __m128i high = _mm_shuffle_epi8(t.high, codes);
     return {{_mm256_cvtph_ps(_mm_unpacklo_epi8(low, high)), _mm256_cvtph_ps(_mm_unpackhi_epi8(low, high))}};
-  }
-
-  static Bytes load_bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
-  static Bytes load_two(const void* p, const void* q) {
-    const __m128i low = _mm_loadl_epi64(static_cast<const __m128i*>(p));
-    return _mm_castps_si128(_mm_loadh_pi(_mm_castsi128_ps(low), static_cast<const __m64*>(q)));
-  }
-  static Bytes load_four(const void* p, const void* q, const void* r, const void* s) {
-    std::int32_t word[4];
-    std::memcpy(&word[0], p, 4);
-    std::memcpy(&word[1], q, 4);
-    std::memcpy(&word[2], r, 4);
-    std::memcpy(&word[3], s, 4);
-    return _mm_set_epi32(word[3], word[2], word[1], word[0]);
-  }
-  static Bytes every(std::uint8_t x) { return _mm_set1_epi8(static_cast<char>(x)); }
-  static Bytes bit_and(Bytes a, Bytes b) { return _mm_and_si128(a, b); }
-  static Bytes bit_or(Bytes a, Bytes b) { return _mm_or_si128(a, b); }
-  static Bytes minus(Bytes a, Bytes b) { return _mm_sub_epi8(a, b); }
-  static Bytes shift_right(Bytes a, int n) {
-    return _mm_and_si128(_mm_srli_epi16(a, n), every(static_cast<std::uint8_t>(0xff >> n)));
-  }
-  // Bytes that have few bits: none leaves its byte.
-  static Bytes shift_left(Bytes a, int n) { return _mm_slli_epi16(a, n); }
-  static Bytes zip_low(Bytes a, Bytes b) { return _mm_unpacklo_epi8(a, b); }
-  static Bytes zip_high(Bytes a, Bytes b) { return _mm_unpackhi_epi8(a, b); }
-  static Bytes high_half(Bytes a) { return _mm_unpackhi_epi64(a, a); }
-  // Byte i is `value` where bit i of `bits` is set, else 0.
-  static Bytes spread_bits(std::uint32_t bits, std::uint8_t value) {
-    const __m128i where = _mm_set_epi8(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
-    const __m128i bit = _mm_set1_epi64x(static_cast<long long>(0x8040201008040201ull));
-    const __m128i copies = _mm_shuffle_epi8(_mm_cvtsi32_si128(static_cast<int>(bits)), where);
-    return _mm_and_si128(_mm_cmpeq_epi8(_mm_and_si128(copies, bit), bit), every(value));
   }
 
   // 32 words of 16 bits: the lower 9 bits, the upper 7.

@@ -6,11 +6,12 @@
 #include <cstdint>
 #include <cstring>
 
+#include "devices/cpu/bytes_x86.h"
 #include "devices/cpu/unroll.h"
 
 namespace {
 
-struct Simd {
+struct Simd : BytesX86 {
   static constexpr int kParts = 1;
   static constexpr int kWidth = 16;
   static constexpr bool kSignMasks = true;  // signs are turned by mask, the tables hold magnitudes alone
@@ -19,18 +20,12 @@ struct Simd {
   struct Vector {
     __m512 part[1];
   };
-  using Bytes = __m128i;
   using Table = __m512;  // 16 values, rounded to half already
 
   static Part load_part(const float* p) { return _mm512_loadu_ps(p); }
   static void store_part(float* p, Part v) { _mm512_storeu_ps(p, v); }
   // A register from here on: else the compiler loads anew for every use.
   static void keep(Part& v) { asm("" : "+v"(v)); }
-  // Memory from here on: else the compiler takes a stored register's elements one by one, two instructions each.
-  template <class T, std::size_t N>
-  static void in_memory(T (&array)[N]) {
-    asm("" : "+m"(array));
-  }
   static Part zero_part() { return _mm512_setzero_ps(); }
   static Part fused(Part a, Part b, Part sum) { return _mm512_fmadd_ps(a, b, sum); }
   static Part separate(Part a, Part b, Part sum) { return _mm512_add_ps(sum, _mm512_mul_ps(a, b)); }
@@ -65,15 +60,16 @@ struct Simd {
   }
   static __m256i to_half(__m512 v) { return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static Vector round_half(Vector v) { return {{_mm512_cvtph_ps(to_half(v.part[0]))}}; }
-  static float half_at(const std::uint8_t* p) {
-    std::uint16_t bits;
-    std::memcpy(&bits, p, 2);
-    return _cvtsh_ss(bits);
-  }
+  // Every lane the half at p. A number is turned into fp32 by the integer units, which have nothing else to do.
   static Vector all_half(const std::uint8_t* p) {
-    std::uint16_t bits;
+    std::int16_t bits;
     std::memcpy(&bits, p, 2);
-    return {{_mm512_cvtph_ps(_mm256_set1_epi16(static_cast<short>(bits)))}};
+    if (((bits + 0x400) & 0x7800) == 0) [[unlikely]] {  // zero, subnormal, infinite or NaN
+      return {{_mm512_cvtph_ps(_mm256_set1_epi16(bits))}};
+    }
+    constexpr int kSignAndValue = static_cast<int>(0x8fffe000), kBias = (127 - 15) << 23;
+    const int value = ((static_cast<int>(bits) * (1 << 13)) & kSignAndValue) + kBias;
+    return {{_mm512_castsi512_ps(_mm512_set1_epi32(value))}};
   }
   static __m256i load_words(const std::uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   static Vector load_half(const std::uint8_t* p) { return {{_mm512_cvtph_ps(load_words(p))}}; }
@@ -146,11 +142,34 @@ struct Simd {
 
   static Table table(Vector values) { return round_half(values).part[0]; }
   static Vector look_up(Table t, Bytes codes) { return {{_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(codes), t)}}; }
-  // The values of the lower and of the upper nibbles: what is above a lane's 4 bits does no harm.
-  static void look_up_nibbles(Table t, const std::uint8_t* p, Vector* low, Vector* high) {
+  // The values of the lower nibbles in one table, of the upper in the other: what is above a lane's 4 bits does no
+  // harm.
+  static void look_up_nibbles(Table lower, Table upper, const std::uint8_t* p, Vector* low, Vector* high) {
     const __m512i codes = _mm512_cvtepu8_epi32(load_bytes(p));
-    low->part[0] = _mm512_permutexvar_ps(codes, t);
-    high->part[0] = _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4), t);
+    low->part[0] = _mm512_permutexvar_ps(codes, lower);
+    high->part[0] = _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4), upper);
+  }
+  // The values of 16 nibbles out of 16, the lower one of a byte first.
+  static Vector look_up_packed(const float* levels, const std::uint8_t* p) {
+    const __m512i bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m512i codes = _mm512_or_si512(bytes, _mm512_slli_epi64(bytes, 28));
+    return {{_mm512_permutexvar_ps(codes, _mm512_load_ps(levels))}};
+  }
+  // The upper 4 bits of 8 words, in lanes 0 .. 7.
+  static Vector upper_nibbles(const std::uint8_t* p) {
+    return {{_mm512_castps256_ps512(_mm256_cvtepi32_ps(_mm256_srli_epi32(load_wide(p), 28)))}};
+  }
+  // Four times each of the lanes 4 * quad .. 4 * quad + 3.
+  static Vector four_times(Vector v, int quad) {
+    const __m512i lanes = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+    return {{_mm512_permutexvar_ps(_mm512_add_epi32(lanes, _mm512_set1_epi32(4 * quad)), v.part[0])}};
+  }
+  // The values of 16 codes, a lane each, in four pieces of a grid.
+  static Vector look_up_lanes(Table t, const std::uint8_t* grid, const std::uint16_t* place) {
+    const auto piece = [&](int i) { return _mm_load_si128(reinterpret_cast<const __m128i*>(grid + place[i])); };
+    __m512i codes = _mm512_inserti32x4(_mm512_castsi128_si512(piece(0)), piece(1), 1);
+    codes = _mm512_inserti32x4(codes, piece(2), 2);
+    return {{_mm512_permutexvar_ps(_mm512_inserti32x4(codes, piece(3), 3), t)}};
   }
   // 16 codes of 0..3, a lane each, out of the four values at p.
   static Vector look_up_four(const float* p, const std::uint8_t* first, const std::uint8_t* second) {
@@ -160,51 +179,33 @@ struct Simd {
     return {{_mm512_permutevar_ps(_mm512_broadcast_f32x4(_mm_load_ps(p)), codes)}};
   }
 
-  static Bytes load_bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
-  static Bytes load_two(const void* p, const void* q) {
-    const __m128i low = _mm_loadl_epi64(static_cast<const __m128i*>(p));
-    return _mm_castps_si128(_mm_loadh_pi(_mm_castsi128_ps(low), static_cast<const __m64*>(q)));
-  }
-  static Bytes load_four(const void* p, const void* q, const void* r, const void* s) {
-    std::int32_t word[4];
-    std::memcpy(&word[0], p, 4);
-    std::memcpy(&word[1], q, 4);
-    std::memcpy(&word[2], r, 4);
-    std::memcpy(&word[3], s, 4);
-    return _mm_set_epi32(word[3], word[2], word[1], word[0]);
-  }
-  static Bytes every(std::uint8_t x) { return _mm_set1_epi8(static_cast<char>(x)); }
-  static Bytes bit_and(Bytes a, Bytes b) { return _mm_and_si128(a, b); }
-  static Bytes bit_or(Bytes a, Bytes b) { return _mm_or_si128(a, b); }
-  static Bytes minus(Bytes a, Bytes b) { return _mm_sub_epi8(a, b); }
-  static Bytes shift_right(Bytes a, int n) {
-    return _mm_and_si128(_mm_srli_epi16(a, n), every(static_cast<std::uint8_t>(0xff >> n)));
-  }
-  // Bytes that have few bits: none leaves its byte.
-  static Bytes shift_left(Bytes a, int n) { return _mm_slli_epi16(a, n); }
-  static Bytes zip_low(Bytes a, Bytes b) { return _mm_unpacklo_epi8(a, b); }
-  static Bytes zip_high(Bytes a, Bytes b) { return _mm_unpackhi_epi8(a, b); }
-  static Bytes high_half(Bytes a) { return _mm_unpackhi_epi64(a, a); }
-  // Byte i is `value` where bit i of `bits` is set, else 0.
-  static Bytes spread_bits(std::uint32_t bits, std::uint8_t value) {
-    const __m128i where = _mm_set_epi8(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
-    const __m128i bit = _mm_set1_epi64x(static_cast<long long>(0x8040201008040201ull));
-    const __m128i copies = _mm_shuffle_epi8(_mm_cvtsi32_si128(static_cast<int>(bits)), where);
-    return _mm_and_si128(_mm_cmpeq_epi8(_mm_and_si128(copies, bit), bit), every(value));
-  }
-
   // 32 words of 16 bits: the lower 9 bits, times 2^Shift; of the upper 7, as the lower bits of a byte, the byte of even
   // parity.
   template <int Shift>
   static void split_words(const void* p, std::uint16_t* lower, std::uint8_t* signs) {
     const __m512i words = _mm512_loadu_si512(p);
     _mm512_store_si512(lower, _mm512_and_si512(_mm512_slli_epi16(words, Shift), _mm512_set1_epi16(511 << Shift)));
-    const __m512i seven = _mm512_srli_epi16(words, 9);
-    __m512i parity = _mm512_xor_si512(seven, _mm512_srli_epi16(seven, 4));
-    parity = _mm512_xor_si512(parity, _mm512_srli_epi16(parity, 2));
-    parity = _mm512_xor_si512(parity, _mm512_srli_epi16(parity, 1));
-    const __m512i bytes = _mm512_or_si512(seven, _mm512_slli_epi16(parity, 7));  // what is above is cut off
-    _mm256_store_si256(reinterpret_cast<__m256i*>(signs), _mm512_cvtepi16_epi8(bytes));
+    store_wide(signs, even_parity(_mm512_cvtepi16_epi8(_mm512_srli_epi16(words, 9))));
+  }
+  // 8 words of four times 7 bits: each as the lower bits of a byte of even parity. The 4 bits above are left alone.
+  static void split_sevens(__m256i words, std::uint8_t* signs) {
+    const auto part = [&](int i) {
+      return _mm256_and_si256(_mm256_slli_epi32(words, i), _mm256_set1_epi32(127 << (8 * i)));
+    };
+    store_wide(signs, even_parity(either(either(part(0), part(1)), either(part(2), part(3)))));
+  }
+  // Bytes of 7 bits with their parity as the eighth. Shifts by words: what they carry over never reaches a lowest bit.
+  static Wide even_parity(Wide seven) {
+    Wide folded = _mm256_xor_si256(seven, _mm256_srli_epi16(seven, 4));
+    folded = _mm256_xor_si256(folded, _mm256_srli_epi16(folded, 2));
+    folded = _mm256_xor_si256(folded, _mm256_srli_epi16(folded, 1));
+    return either(seven, take_bits(folded, 0, 1, 7));
+  }
+  // 32 bytes as the places of a grid's pieces of 16 bytes, those whose bit is set in `high` 256 pieces further.
+  static void store_places(std::uint16_t* to, const std::uint8_t* p, std::uint32_t high) {
+    const __m512i index = _mm512_slli_epi16(_mm512_cvtepu8_epi16(load_wide(p)), 4);
+    const __m512i far = _mm512_set1_epi16(256 << 4);
+    _mm512_store_si512(to, _mm512_or_si512(index, _mm512_maskz_mov_epi16(high, far)));
   }
   // Lane i with its sign turned where bit i of `mask` is set.
   static Vector flip(Vector v, std::uint32_t mask) {

@@ -18,6 +18,9 @@ struct Simd {
     float32x4_t part[4];
   };
   using Bytes = uint8x16_t;
+  struct Wide {
+    Bytes half[2];
+  };
   // 16 halves, split into their low and their high bytes: two byte look-ups give 16 of them.
   struct Table {
     uint8x16_t low, high;
@@ -166,7 +169,6 @@ struct Simd {
   static Bytes bit_or(Bytes a, Bytes b) { return vorrq_u8(a, b); }
   static Bytes minus(Bytes a, Bytes b) { return vsubq_u8(a, b); }
   static Bytes shift_right(Bytes a, int n) { return vshlq_u8(a, vdupq_n_s8(static_cast<std::int8_t>(-n))); }
-  static Bytes shift_left(Bytes a, int n) { return vshlq_u8(a, vdupq_n_s8(static_cast<std::int8_t>(n))); }
   static Bytes zip_low(Bytes a, Bytes b) { return vzip1q_u8(a, b); }
   static Bytes zip_high(Bytes a, Bytes b) { return vzip2q_u8(a, b); }
   // Byte i is `value` where bit i of `bits` is set, else 0.
@@ -175,6 +177,28 @@ struct Simd {
     const uint8x8_t low = vdup_n_u8(static_cast<std::uint8_t>(bits));
     const uint8x8_t high = vdup_n_u8(static_cast<std::uint8_t>(bits >> 8));
     return vandq_u8(vtstq_u8(vcombine_u8(low, high), bit), vdupq_n_u8(value));
+  }
+
+  static Wide load_wide(const std::uint8_t* p) { return {{vld1q_u8(p), vld1q_u8(p + 16)}}; }
+  static void store_wide(std::uint8_t* p, Wide a) {
+    vst1q_u8(p, a.half[0]);
+    vst1q_u8(p + 16, a.half[1]);
+  }
+  // `low` 16 times, then `high`.
+  static Wide halves(std::uint8_t low, std::uint8_t high) { return {{every(low), every(high)}}; }
+  static Wide either(Wide a, Wide b) { return {{bit_or(a.half[0], b.half[0]), bit_or(a.half[1], b.half[1])}}; }
+  static Wide less(Wide a, std::uint8_t b) { return {{minus(a.half[0], every(b)), minus(a.half[1], every(b))}}; }
+  // Bits from .. from+count-1 of every byte, as its bits to .. to+count-1.
+  static Wide take_bits(Wide a, int from, int count, int to) {
+    const int8x16_t left = vdupq_n_s8(static_cast<std::int8_t>(to - from));
+    const Bytes mask = every(static_cast<std::uint8_t>(((1 << count) - 1) << to));
+    return {{bit_and(vshlq_u8(a.half[0], left), mask), bit_and(vshlq_u8(a.half[1], left), mask)}};
+  }
+
+  // Memory from here on.
+  template <class T, std::size_t N>
+  static void in_memory(T (&array)[N]) {
+    asm("" : "+m"(array));
   }
 
   // 32 words of 16 bits: the lower 9 bits, the upper 7.
