@@ -125,11 +125,39 @@ struct IQ2_S {
   }
 };
 
+// 256 weights of the IQ3 types where signs are turned by mask: of 32 weights the scale, of 4 the place in the grid.
+template <class Sink, class S = Simd>
+inline void put_iq3(Sink& sink, const float* levels, const float* scale, const std::uint8_t* grid,
+                    const std::uint16_t* place, const std::uint8_t* signs) {
+  for (int i = 0; i < 8; ++i) {
+    const Table table = scaled_table(levels, scale[i]);
+    EXPERTILE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int at = 2 * i + half;
+      sink.put(at, S::flip(S::look_up_lanes(table, grid, place + 4 * at), load_u16(signs + 2 * at)));
+    }
+  }
+}
+
 struct IQ3_XXS {
   static constexpr std::size_t elements = 256, bytes = 98;
-  template <class Sink>
+  template <class Sink, class S = Simd>
   static void decode(const std::uint8_t* p, const GridCodes& grid, Sink& sink) {
     const float d = Simd::half_at(p);
+    if constexpr (S::kSignMasks) {
+      alignas(64) std::uint16_t place[64];
+      alignas(64) std::uint8_t signs[32];
+      alignas(64) float scale[16];
+      S::store_places(place, p + 2, 0);
+      S::store_places(place + 32, p + 34, 0);
+      S::split_sevens(S::load_wide(p + 66), signs);
+      S::in_memory(place);
+      S::in_memory(signs);
+      S::store(scale,
+               S::multiply(S::multiply(S::all(d), S::add(S::all(0.5f), S::upper_nibbles(p + 66))), S::all(0.5f)));
+      put_iq3(sink, kIq3XxsLevels, scale, reinterpret_cast<const std::uint8_t*>(grid.iq3_xxs_lanes), place, signs);
+      return;
+    }
     for (int i = 0; i < 8; ++i) {
       const std::uint32_t word = load_u32(p + 66 + 4 * i);
       const Table table = scaled_table(kIq3XxsLevels, d * (0.5f + static_cast<float>(word >> 28)) * 0.5f);
@@ -146,12 +174,24 @@ struct IQ3_XXS {
 
 struct IQ3_S {
   static constexpr std::size_t elements = 256, bytes = 110;
-  template <class Sink>
+  template <class Sink, class S = Simd>
   static void decode(const std::uint8_t* p, const GridCodes& grid, Sink& sink) {
     const float d = Simd::half_at(p);
+    alignas(64) float scale[8];
     for (int i = 0; i < 8; ++i) {
       const int nibble = (p[106 + i / 2] >> (4 * (i % 2))) & 15;
-      const Table table = scaled_table(kIq3SLevels, d * static_cast<float>(1 + 2 * nibble));
+      scale[i] = d * static_cast<float>(1 + 2 * nibble);
+    }
+    if constexpr (S::kSignMasks) {
+      alignas(64) std::uint16_t place[64];
+      S::store_places(place, p + 2, load_u32(p + 66));
+      S::store_places(place + 32, p + 34, load_u32(p + 70));
+      S::in_memory(place);
+      put_iq3(sink, kIq3SLevels, scale, reinterpret_cast<const std::uint8_t*>(grid.iq3_s_lanes), place, p + 74);
+      return;
+    }
+    for (int i = 0; i < 8; ++i) {
+      const Table table = scaled_table(kIq3SLevels, scale[i]);
       const std::uint32_t high = p[66 + i];
       for (int half = 0; half < 2; ++half) {
         const std::uint8_t* q = p + 2 + 8 * i + 4 * half;

@@ -1,4 +1,5 @@
 // The grids as codes: each entry is decoded once, from a block whose scale is 1 and whose signs are all plus.
+#include <algorithm>
 #include <mutex>
 
 #include "devices/cpu/kernels.h"
@@ -38,17 +39,21 @@ void fill(std::uint8_t (&codes)[Entries][Width], unsigned scale, std::size_t hig
   }
 }
 
+template <class Lane, std::size_t Entries, std::size_t Width>
+void widen(const std::uint8_t (&codes)[Entries][Width], Lane (&lanes)[Entries][Width]) {
+  for (std::size_t index = 0; index < Entries; ++index) std::copy_n(codes[index], Width, lanes[index]);
+}
+
 void fill_all() {
   fill<msl::IQ2_XXS>(grid_codes.iq2_xxs, kEight, 0, kIq2Levels);
   fill<msl::IQ2_XS>(grid_codes.iq2_xs, kEight, 3, kIq2Levels);
-  for (std::size_t index = 0; index < 512; ++index) {
-    for (std::size_t i = 0; i < 8; ++i) {
-      grid_codes.iq2_xs_words[index][i] = grid_codes.iq2_xs_lanes[index][i] = grid_codes.iq2_xs[index][i];
-    }
-  }
   fill<msl::IQ2_S>(grid_codes.iq2_s, kEight, 66, kIq2Levels);
   fill<msl::IQ3_XXS>(grid_codes.iq3_xxs, kFour, 0, kIq3XxsLevels);
   fill<msl::IQ3_S>(grid_codes.iq3_s, kOne, 66, kIq3SLevels);
+  widen(grid_codes.iq2_xs, grid_codes.iq2_xs_words);
+  widen(grid_codes.iq2_xs, grid_codes.iq2_xs_lanes);
+  widen(grid_codes.iq3_xxs, grid_codes.iq3_xxs_lanes);
+  widen(grid_codes.iq3_s, grid_codes.iq3_s_lanes);
   for (unsigned mask = 0; mask < 256; ++mask) {
     for (unsigned i = 0; i < 8; ++i) {
       const bool minus = ((mask >> i) & 1) != 0;

@@ -165,6 +165,8 @@ struct GridCodes {
   alignas(64) std::uint8_t parity4[128][8];  // the same by 7 bits, the eighth being their parity
   alignas(64) std::uint8_t parity8[128][8];
   alignas(64) std::uint8_t parity_mask[128];  // the 7 bits with their parity as the eighth
+  alignas(64) std::uint32_t iq3_xxs_lanes[256][4];
+  alignas(64) std::uint32_t iq3_s_lanes[512][4];
 };
 // Filled by find_kernels, before any SIMD decoder runs.
 extern GridCodes grid_codes;
