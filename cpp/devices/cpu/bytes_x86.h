@@ -53,7 +53,7 @@ struct BytesX86 {
   }
 
   static Wide load_wide(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-  static void store_wide(std::uint8_t* p, Wide a) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), a); }
+  static void store_wide(void* p, Wide a) { _mm256_store_si256(static_cast<__m256i*>(p), a); }
   // `low` 16 times, then `high`.
   static Wide halves(std::uint8_t low, std::uint8_t high) { return _mm256_set_m128i(every(high), every(low)); }
   static Wide either(Wide a, Wide b) { return _mm256_or_si256(a, b); }

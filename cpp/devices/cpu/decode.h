@@ -28,6 +28,11 @@ inline std::uint32_t load_u32(const std::uint8_t* p) {
   std::memcpy(&word, p, 4);
   return word;
 }
+inline std::uint64_t load_u64(const std::uint8_t* p) {
+  std::uint64_t word;
+  std::memcpy(&word, p, 8);
+  return word;
+}
 inline std::uint32_t load_u16(const std::uint8_t* p) {
   std::uint16_t word;
   std::memcpy(&word, p, 2);

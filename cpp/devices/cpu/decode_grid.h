@@ -67,7 +67,7 @@ struct IQ2_XS {
   static void decode(const std::uint8_t* p, const GridCodes& grid, Sink& sink) {
     alignas(64) std::uint16_t entry[32];
     if constexpr (S::kSignMasks) {
-      const Vector scales = S::look_up_packed(kIq2Scales, p + 66);
+      const Vector scales = S::look_up_packed(kIq2Scales, load_u64(p + 66));
       const Vector magnitudes = S::multiply(S::all_half(p), S::load(kIq2Magnitudes));
       alignas(64) std::uint8_t signs[32];
       S::template split_words<5>(p + 2, entry, signs);  // places in bytes
@@ -143,7 +143,6 @@ struct IQ3_XXS {
   static constexpr std::size_t elements = 256, bytes = 98;
   template <class Sink, class S = Simd>
   static void decode(const std::uint8_t* p, const GridCodes& grid, Sink& sink) {
-    const float d = Simd::half_at(p);
     if constexpr (S::kSignMasks) {
       alignas(64) std::uint16_t place[64];
       alignas(64) std::uint8_t signs[32];
@@ -153,11 +152,12 @@ struct IQ3_XXS {
       S::split_sevens(S::load_wide(p + 66), signs);
       S::in_memory(place);
       S::in_memory(signs);
-      S::store(scale,
-               S::multiply(S::multiply(S::all(d), S::add(S::all(0.5f), S::upper_nibbles(p + 66))), S::all(0.5f)));
+      const Vector sums = S::add(S::all(0.5f), S::upper_nibbles(p + 66));
+      S::store(scale, S::multiply(S::multiply(S::all_half(p), sums), S::all(0.5f)));
       put_iq3(sink, kIq3XxsLevels, scale, reinterpret_cast<const std::uint8_t*>(grid.iq3_xxs_lanes), place, signs);
       return;
     }
+    const float d = Simd::half_at(p);
     for (int i = 0; i < 8; ++i) {
       const std::uint32_t word = load_u32(p + 66 + 4 * i);
       const Table table = scaled_table(kIq3XxsLevels, d * (0.5f + static_cast<float>(word >> 28)) * 0.5f);
@@ -172,17 +172,16 @@ struct IQ3_XXS {
   }
 };
 
+// 1 + 2 * nibble.
+alignas(64) constexpr float kIq3SScales[16] = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+
 struct IQ3_S {
   static constexpr std::size_t elements = 256, bytes = 110;
   template <class Sink, class S = Simd>
   static void decode(const std::uint8_t* p, const GridCodes& grid, Sink& sink) {
-    const float d = Simd::half_at(p);
-    alignas(64) float scale[8];
-    for (int i = 0; i < 8; ++i) {
-      const int nibble = (p[106 + i / 2] >> (4 * (i % 2))) & 15;
-      scale[i] = d * static_cast<float>(1 + 2 * nibble);
-    }
     if constexpr (S::kSignMasks) {
+      alignas(64) float scale[16];
+      S::store(scale, S::multiply(S::all_half(p), S::look_up_packed(kIq3SScales, load_u32(p + 106))));
       alignas(64) std::uint16_t place[64];
       S::store_places(place, p + 2, load_u32(p + 66));
       S::store_places(place + 32, p + 34, load_u32(p + 70));
@@ -190,8 +189,10 @@ struct IQ3_S {
       put_iq3(sink, kIq3SLevels, scale, reinterpret_cast<const std::uint8_t*>(grid.iq3_s_lanes), place, p + 74);
       return;
     }
+    const float d = Simd::half_at(p);
     for (int i = 0; i < 8; ++i) {
-      const Table table = scaled_table(kIq3SLevels, scale[i]);
+      const int nibble = (p[106 + i / 2] >> (4 * (i % 2))) & 15;
+      const Table table = scaled_table(kIq3SLevels, d * static_cast<float>(1 + 2 * nibble));
       const std::uint32_t high = p[66 + i];
       for (int half = 0; half < 2; ++half) {
         const std::uint8_t* q = p + 2 + 8 * i + 4 * half;

@@ -54,7 +54,7 @@ void pack_iq2_xs(const std::uint8_t* p, std::size_t n, std::uint32_t* high, std:
   for (std::size_t k = 0; k < n; k += IQ2_XS::elements, p += IQ2_XS::bytes) {
     alignas(64) std::uint16_t place[32];  // in bytes
     alignas(64) std::uint8_t signs[32];
-    const Vector scales = Simd::look_up_packed(kIq2Scales, p + 66);
+    const Vector scales = Simd::look_up_packed(kIq2Scales, load_u64(p + 66));
     const Vector magnitudes = Simd::multiply(Simd::all_half(p), Simd::load(kIq2Magnitudes));
     Simd::split_words<4>(p + 2, place, signs);
     Simd::in_memory(place);
@@ -74,14 +74,24 @@ void pack_iq2_xs(const std::uint8_t* p, std::size_t n, std::uint32_t* high, std:
   }
 }
 
+// Two blocks in one table, the second's 16 values behind the first's; the last of an odd number is its own second.
 template <bool Exact>
 void pack_iq4_nl(const std::uint8_t* p, std::size_t n, std::uint32_t* high, std::uint32_t* low) {
   const __m512i nibble = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 1);
-  for (std::size_t k = 0; k < n; k += 32, p += IQ4_NL::bytes, high += 16, low += Exact ? 16 : 0) {
-    const Vector values = Simd::round_half(Simd::multiply(Simd::all_half(p), Simd::load(kIq4Levels)));
-    // The 16 values twice, so that the bit above a lower nibble does no harm.
-    const __m512i codes = _mm512_cvtepu8_epi16(_mm256_broadcastsi128_si256(Simd::load_bytes(p + 2)));
-    WordTable<Exact>(values, values).look_up(_mm512_srlv_epi16(codes, nibble), 0, high, low);
+  const __m512i second = _mm512_set1_epi16(16), lower = _mm512_set1_epi16(15);
+  const auto values = [](const std::uint8_t* block) {
+    return Simd::round_half(Simd::multiply(Simd::all_half(block), Simd::load(kIq4Levels)));
+  };
+  const auto codes = [&](const std::uint8_t* block) {
+    const __m512i bytes = _mm512_cvtepu8_epi16(_mm256_broadcastsi128_si256(Simd::load_bytes(block + 2)));
+    return _mm512_and_si512(_mm512_srlv_epi16(bytes, nibble), lower);
+  };
+  for (std::size_t k = 0; k < n; k += 64, p += 2 * IQ4_NL::bytes, high += 32, low += Exact ? 32 : 0) {
+    const bool two = k + 32 < n;
+    const std::uint8_t* q = two ? p + IQ4_NL::bytes : p;
+    const WordTable<Exact> table(values(p), values(q));
+    table.look_up(codes(p), 0, high, low);
+    if (two) table.look_up(_mm512_or_si512(codes(q), second), 0, high + 16, Exact ? low + 16 : nullptr);
   }
 }
 

@@ -150,8 +150,8 @@ struct Simd : BytesX86 {
     high->part[0] = _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4), upper);
   }
   // The values of 16 nibbles out of 16, the lower one of a byte first.
-  static Vector look_up_packed(const float* levels, const std::uint8_t* p) {
-    const __m512i bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  static Vector look_up_packed(const float* levels, std::uint64_t nibbles) {
+    const __m512i bytes = _mm512_cvtepu8_epi64(_mm_cvtsi64_si128(static_cast<long long>(nibbles)));
     const __m512i codes = _mm512_or_si512(bytes, _mm512_slli_epi64(bytes, 28));
     return {{_mm512_permutexvar_ps(codes, _mm512_load_ps(levels))}};
   }
@@ -184,7 +184,7 @@ struct Simd : BytesX86 {
   template <int Shift>
   static void split_words(const void* p, std::uint16_t* lower, std::uint8_t* signs) {
     const __m512i words = _mm512_loadu_si512(p);
-    _mm512_store_si512(lower, _mm512_and_si512(_mm512_slli_epi16(words, Shift), _mm512_set1_epi16(511 << Shift)));
+    store_places(lower, _mm512_and_si512(_mm512_slli_epi16(words, Shift), _mm512_set1_epi16(511 << Shift)));
     store_wide(signs, even_parity(_mm512_cvtepi16_epi8(_mm512_srli_epi16(words, 9))));
   }
   // 8 words of four times 7 bits: each as the lower bits of a byte of even parity. The 4 bits above are left alone.
@@ -205,7 +205,12 @@ struct Simd : BytesX86 {
   static void store_places(std::uint16_t* to, const std::uint8_t* p, std::uint32_t high) {
     const __m512i index = _mm512_slli_epi16(_mm512_cvtepu8_epi16(load_wide(p)), 4);
     const __m512i far = _mm512_set1_epi16(256 << 4);
-    _mm512_store_si512(to, _mm512_or_si512(index, _mm512_maskz_mov_epi16(high, far)));
+    store_places(to, _mm512_or_si512(index, _mm512_maskz_mov_epi16(high, far)));
+  }
+  // As two halves: a load of a single word waits longer behind a store of 64 bytes than behind one of 32.
+  static void store_places(std::uint16_t* to, __m512i places) {
+    store_wide(to, _mm512_castsi512_si256(places));
+    store_wide(to + 16, _mm512_extracti64x4_epi64(places, 1));
   }
   // Lane i with its sign turned where bit i of `mask` is set.
   static Vector flip(Vector v, std::uint32_t mask) {
