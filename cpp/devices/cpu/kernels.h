@@ -78,7 +78,7 @@ struct FormatKernels {
 inline constexpr std::size_t kPack = 32;
 
 // A panel on a machine with matrix tiles: n_weights <= tile_weights compressed rows by rows first_row .. first_row +
-// count of a block that `convert_rows` filled; first_row is a multiple of 16.
+// count of the n_rows of a block that `convert_rows` filled; first_row is a multiple of 16.
 struct TilePanel {
   FormatKernels format;
   std::size_t elements, bytes;  // of the format's quant block
@@ -87,7 +87,7 @@ struct TilePanel {
   const std::uint8_t* const* weights;
   int n_weights;
   const std::uint32_t* block;
-  std::size_t first_row, count;
+  std::size_t n_rows, first_row, count;
   float* sums;
   std::size_t sums_stride;
   std::byte* scratch;

@@ -84,13 +84,14 @@ std::size_t PanelGemm::scratch_bytes() const {
 }
 
 void PanelGemm::decode(const Panel& panel, std::size_t k, std::size_t n, float* to) const {
+  const std::size_t offset = k / elements_ * bytes_, bytes = n / elements_ * bytes_;
+  const std::size_t panel_bytes = kernels_.panel_weights * (n_inner_ / elements_ * bytes_);
   for (int w = 0; w < panel.n_weights; ++w, to += padded(n)) {
-    const std::uint8_t* from = panel.weights[w] + k / elements_ * bytes_;
+    const std::uint8_t* from = panel.weights[w] + offset;
     if (way_ == Way::Floats) {
       copy_padded(from, n, to);
     } else {
-      // The same place in the panel behind this one.
-      prefetch_behind<kToL2>(from, kernels_.panel_weights * (n_inner_ / elements_ * bytes_), n / elements_ * bytes_);
+      prefetch_behind<kToL2>(from, panel_bytes, bytes);  // the same place in the panel behind this one
       format_.decode(from, n, to);
       if (way_ == Way::Rounded) kernels_.bf16_row(n, to);
     }
@@ -126,7 +127,7 @@ void PanelGemm::multiply(const Panel& panel, std::byte* scratch) const {
   if (way_ == Way::Tiles) {
     const auto* block = reinterpret_cast<const std::uint32_t*>(panel.block);
     kernels_.tiles->multiply({format_, elements_, bytes_, n_inner_, exact_, panel.weights, panel.n_weights, block,
-                              panel.first_row, panel.count, panel.sums, panel.sums_stride, scratch});
+                              panel.n_rows, panel.first_row, panel.count, panel.sums, panel.sums_stride, scratch});
     return;
   }
   if (is_direct(panel.n_rows)) {

@@ -1,8 +1,10 @@
 // tile_gemm.h: products by matrix tiles of bf16. Included behind simd_*.h, micro.h and a `Tiles`.
 //
-// A tile of weights is 16 outputs by 32 values of k; one of a block's rows is 16 words of k by 16 rows; their product
-// is 16 outputs by 16 rows. Weights are decoded 256 values of k at once, and between two of their rows the tiles of the
-// values decoded before are multiplied: the decoder's and the tiles' units of a core work at the same time.
+// A tile of weights is 16 outputs by 32 values of k; one of a block's rows is 16 words of k by 16 columns; their
+// product is 16 outputs by 16 columns. Rows have two tiles, of their high and of their low parts; up to eight share
+// one, their low parts in the columns behind the high ones: half the products, and the same sums. Weights are decoded
+// 256 values of k at once, and between two of their rows the tiles of the values decoded before are multiplied: the
+// decoder's and the tiles' units of a core work at the same time.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +27,10 @@ constexpr std::size_t kStepWords = 2 * kTileWords;  // of 32 values of 16 rows: 
 constexpr std::size_t kDecoded = 256;               // values of k decoded at once
 constexpr std::size_t kRowWords = kDecoded / 2;     // of one decoded row
 constexpr std::size_t kGroupWords = kTile * kRowWords;
-constexpr std::size_t kTileRows = 96;  // of a block
+constexpr std::size_t kTileRows = 96;       // of a block
+constexpr std::size_t kShared = kTile / 2;  // rows that share a tile
+
+constexpr std::size_t step_words(std::size_t n_rows) { return n_rows <= kShared ? kTileWords : kStepWords; }
 
 constexpr std::size_t steps_of(std::size_t n) { return (n + kPack - 1) / kPack; }
 
@@ -48,14 +53,16 @@ inline void pack_step(const std::uint16_t* from, std::size_t n, std::uint32_t* h
 // Up to 16 rows, as columns of the block's tiles; the columns behind them are zeros.
 void convert_tile_rows(const std::uint16_t* const* rows, std::size_t n_rows, std::size_t n_inner, std::size_t tile,
                        std::uint32_t* block) {
-  alignas(64) std::uint32_t high[kTileWords] = {}, low[kTileWords] = {};
+  alignas(64) std::uint32_t part[kStepWords] = {};
+  const bool shared = n_rows <= kShared;
+  std::uint32_t* low = part + (shared ? kShared * kTile : kTileWords);
   std::uint32_t* to = block + tile * steps_of(n_inner) * kStepWords;
-  for (std::size_t k = 0; k < n_inner; k += kPack, to += kStepWords) {
+  for (std::size_t k = 0; k < n_inner; k += kPack, to += step_words(n_rows)) {
     for (std::size_t row = 0; row < n_rows; ++row) {
-      pack_step(rows[row] + k, n_inner - k, high + row * kTile, low + row * kTile);
+      pack_step(rows[row] + k, n_inner - k, part + row * kTile, low + row * kTile);
     }
-    Simd::transpose(high, to);
-    Simd::transpose(low, to + kTileWords);
+    Simd::transpose(part, to);
+    if (!shared) Simd::transpose(low, to + kTileWords);
   }
 }
 
@@ -72,6 +79,8 @@ class TileProduct {
         first_tile_(panel.first_row / kTile),
         passes_((panel.count + kTile - 1) / kTile),
         both_(Exact || static_cast<std::size_t>(panel.n_weights) > kTile),
+        row_bytes_(panel.n_inner / panel.elements * panel.bytes),
+        group_bytes_(kDecoded * panel.bytes / panel.elements),
         decoded_(reinterpret_cast<std::uint32_t*>(panel.scratch)),
         sums_(reinterpret_cast<float*>(panel.scratch) + 4 * kGroupWords) {}
 
@@ -97,14 +106,18 @@ class TileProduct {
  private:
   std::uint32_t* buffer(std::size_t k) const { return decoded_ + k / kDecoded % 2 * 2 * kGroupWords; }
 
+  // Formats of single weights have an n that is no multiple of the group; the others' blocks are 256 or a part of it.
   void decode(std::size_t k, int row) const {
     const std::size_t n = std::min(kDecoded, p_.n_inner - k);
     std::uint32_t* to = buffer(k) + static_cast<std::size_t>(row) * kRowWords;
-    const std::uint8_t* from = p_.weights[row] + k / p_.elements * p_.bytes;
+    const std::uint8_t* from = p_.weights[row] + k / kDecoded * group_bytes_;
     // The same place in the panel behind this one.
-    prefetch_behind<kToL2>(from, kWeights * (p_.n_inner / p_.elements * p_.bytes), n / p_.elements * p_.bytes);
+    prefetch_behind<kToL2>(from, kWeights * row_bytes_, group_bytes_);
     p_.format.pack(from, n, to, Exact ? to + kGroupWords : nullptr);
   }
+
+  // Rows that the tiles of a pass were filled with.
+  std::size_t rows_of(std::size_t pass) const { return std::min(kTile, p_.n_rows - p_.first_row - pass * kTile); }
 
   // One step of 32 values of 16 rows, with the load and the store of their sums.
   void product(std::size_t k, std::size_t index) const {
@@ -117,21 +130,24 @@ class TileProduct {
       load_sums(sums);
     }
     const std::uint32_t* weights = buffer(k) + step * kTile;
-    const std::uint32_t* rows = p_.block + ((first_tile_ + pass) * steps_ + k / kPack + step) * kStepWords;
+    const std::size_t words = step_words(rows_of(pass));
+    const std::uint32_t* rows = p_.block + (first_tile_ + pass) * steps_ * kStepWords + (k / kPack + step) * words;
     Tiles::load<4>(weights, 4 * kRowWords);
     Tiles::load<6>(rows, Tiles::kRow);
     Tiles::dot<0, 4, 6>();
-    Tiles::load<7>(rows + kTileWords, Tiles::kRow);
-    Tiles::dot<1, 4, 7>();
     if (both_) {
       Tiles::load<5>(weights + kGroupWords, 4 * kRowWords);
       Tiles::dot<2, 5, 6>();
-      Tiles::dot<3, 5, 7>();
+    }
+    if (words == kStepWords) {
+      Tiles::load<7>(rows + kTileWords, Tiles::kRow);
+      Tiles::dot<1, 4, 7>();
+      if (both_) Tiles::dot<3, 5, 7>();
     }
     // With more rows the tiles' products take longer than the loads.
     if (passes_ == 1) {
       const auto* next = reinterpret_cast<const std::uint8_t*>(rows);
-      prefetch_behind<kToL1>(next, sizeof(*rows) * kStepWords, sizeof(*rows) * kStepWords);
+      prefetch_behind<kToL1>(next, sizeof(*rows) * words, sizeof(*rows) * words);
     }
     if (step + 1 == steps && (passes_ > 1 || k + kDecoded >= p_.n_inner)) store_sums(sums);
   }
@@ -158,17 +174,19 @@ class TileProduct {
   // The sums of a pass, from [weight][row] to the caller's [row][weight].
   void write_sums(std::size_t pass) const {
     float* sums = sums_ + pass * 4 * kTileWords;
-    const std::size_t first = pass * kTile, count = std::min(kTile, p_.count - first);
+    const std::size_t count = std::min(kTile, p_.count - pass * kTile);
+    const std::size_t low =
+        rows_of(pass) <= kShared ? kShared : kTileWords;  // from a sum of high parts to that of low ones
     const auto n_weights = static_cast<std::size_t>(p_.n_weights);
     alignas(64) std::uint32_t by_row[kTileWords];
     for (std::size_t w = 0; w < n_weights; w += kTile, sums += 2 * kTileWords) {
       for (std::size_t i = 0; i < kTileWords; ++i) {
-        float sum = sums[i] + sums[i + kTileWords];
-        if (Exact) sum = (sum + sums[i + 2 * kTileWords]) + sums[i + 3 * kTileWords];
+        float sum = sums[i] + sums[i + low];
+        if (Exact) sum = (sum + sums[i + 2 * kTileWords]) + sums[i + 2 * kTileWords + low];
         sums[i] = sum;
       }
       Simd::transpose(reinterpret_cast<const std::uint32_t*>(sums), by_row);
-      float* to = p_.sums + first * p_.sums_stride + w;
+      float* to = p_.sums + pass * kTile * p_.sums_stride + w;
       for (std::size_t row = 0; row < count; ++row, to += p_.sums_stride) {
         std::memcpy(to, by_row + row * kTile, sizeof(float) * std::min(kTile, n_weights - w));
       }
@@ -177,8 +195,9 @@ class TileProduct {
 
   const TilePanel& p_;
   std::size_t steps_, first_tile_, passes_;
-  bool both_;               // tiles of weights
-  std::uint32_t* decoded_;  // two buffers of two groups or two parts
+  bool both_;                            // tiles of weights
+  std::size_t row_bytes_, group_bytes_;  // of a row, of its values decoded at once
+  std::uint32_t* decoded_;               // two buffers of two groups or two parts
   float* sums_;
 };
 
