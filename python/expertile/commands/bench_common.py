@@ -30,8 +30,8 @@ from expertile.peer.client import PEERS, Peer, find_libraries
 from expertile.synth import PRESETS
 
 SEED = 0
-ROUNDS = (5, 15)  # at least, at most
-BUDGET = 12.0  # seconds that the rounds of one line may take, if that is more than the least
+ROUNDS = (5, 60)  # at least, at most: a layer of few tokens takes milliseconds, and a neighbour disturbs it for longer
+BUDGET = 6.0  # seconds that the rounds of one line may take, if that is more than the least
 SETTLE = 0.01  # between turns: the other's threads go to sleep
 PEER_BOUND = 5e-2  # a peer's distance to the exact reference beyond which it did something else (8-bit activations)
 Case = tuple[NDArray[np.int32], NDArray[np.float32]]
