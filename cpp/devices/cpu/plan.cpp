@@ -19,7 +19,8 @@ using namespace plan_rows;
 
 constexpr std::size_t kRunBlocks = 8;     // fewer blocks a thread are not worth waking it
 constexpr std::size_t kRunColumns = 256;  // experts a thread walks through all blocks, the same
-constexpr std::size_t kRunRows = 8192;
+constexpr std::size_t kLineRows = 16;     // rows of a cache line: whole lines a thread, and no store across two
+constexpr std::size_t kRunLines = 512;
 
 struct Tile {
   u32 expert, first_row, rows, zero;
@@ -140,8 +141,10 @@ u64* pairs_of(const PlanArgs& a, ThreadPool& pool, std::size_t words_before, u32
 }
 
 void split_rows(const Entries& entries, std::size_t n_rows, ThreadPool& pool) {
-  pool.run_ranges(n_rows, kRunRows,
-                  [&](std::size_t from, std::size_t to, int) { split_pairs(entries.pairs, from, to, entries.rows); });
+  const std::size_t lines = (n_rows + kLineRows - 1) / kLineRows;
+  pool.run_ranges(lines, kRunLines, [&](std::size_t from, std::size_t to, int) {
+    split_pairs(entries.pairs, from * kLineRows, std::min(to * kLineRows, n_rows), entries.rows);
+  });
 }
 
 // Places all blocks where the offsets of every block are known.
