@@ -6,64 +6,113 @@
 namespace expertile::plan_rows {
 namespace {
 
+using Float4 = float __attribute__((vector_size(16)));
 using Long2 = u64 __attribute__((vector_size(16)));
 
 static_assert(std::endian::native == std::endian::little, "pairs are taken apart by shifts");
 
-constexpr u64 kPaddingPair = 0xFFFFFFFFu;  // token -1, weight +0
+constexpr u64 kPaddingPair = 0xFFFFFFFFu;      // token -1, weight +0
+constexpr u64 kSkipped = 0x8000000080000000u;  // the signs of two positions
 
-// Out of line: in the loop over fours its registers are worth more than its calls.
-[[gnu::noinline]] void place_singly(const Entries& entries, u32 n_experts, std::size_t from, std::size_t to, Int4 token,
-                                    u32* next) {
+// Tokens and slots of the four entries that come next.
+struct Cursor {
+  Int4 token, slot;
+
+  Cursor(std::size_t first, u32 top_k) {
+    for (std::size_t j = 0; j < 4; ++j) {
+      token[j] = static_cast<i32>((first + j) / top_k);
+      slot[j] = static_cast<i32>((first + j) % top_k);
+    }
+  }
+};
+
+// The next row of an expert. In a vector register: from there it goes into `position` without a transfer.
+inline Int4 take_row(u32* next) {
+  const Int4 row = std::bit_cast<Int4>(Float4{load<float>(next)});
+  const float after = std::bit_cast<Float4>(row + Int4{1})[0];
+  std::memcpy(next, &after, sizeof(after));
+  return row;
+}
+
+// The slow ways are out of line: in the loops over fours their registers are worth more than their calls.
+[[gnu::noinline]] void take_rows_singly(const Entries& entries, u32 n_experts, std::size_t from, std::size_t to,
+                                        u32* next) {
   for (std::size_t i = from; i < to; ++i) {
     const u32 expert = static_cast<u32>(entries.ids[i]);
-    i32 row = -1;
-    if (expert < n_experts) {
-      row = static_cast<i32>(next[expert]++);
-      entries.pairs[row] = u64{load<u32>(entries.weights + i)} << 32 | static_cast<u32>(token[i - from]);
-    }
-    entries.position[i] = row;
+    entries.position[i] = expert < n_experts ? static_cast<i32>(next[expert]++) : -1;
+  }
+}
+
+[[gnu::noinline]] void scatter_singly(const Entries& entries, std::size_t from, std::size_t to, Int4 token) {
+  for (std::size_t i = from; i < to; ++i) {
+    const i32 row = entries.position[i];
+    if (row < 0) continue;
+    entries.pairs[row] = u64{load<u32>(entries.weights + i)} << 32 | static_cast<u32>(token[i - from]);
   }
 }
 
 template <bool checked>
-void place(const PlanArgs& a, const Entries& entries, std::size_t from, std::size_t to, u32* __restrict next) {
+void take_rows(const Entries& entries, u32 n_experts, std::size_t from, std::size_t to, u32* __restrict next) {
   const i32* __restrict ids = entries.ids;
-  const float* __restrict weights = entries.weights;
   i32* __restrict position = entries.position;
-  u64* __restrict pairs = entries.pairs;
-  const u32 n_experts = a.n_experts;
-  const std::size_t begin = from * kBlock, end = std::min<std::size_t>(a.n_entries, to * kBlock);
-  const i32 k = static_cast<i32>(a.top_k), token_step = 4 / k, slot_step = 4 % k;
-  Int4 token{}, slot{};
-  for (std::size_t j = 0; j < 4; ++j) {
-    token[j] = static_cast<i32>((begin + j) / a.top_k);
-    slot[j] = static_cast<i32>((begin + j) % a.top_k);
-  }
-  std::size_t i = begin;
-  for (; i + 4 <= end; i += 4) {
+  std::size_t i = from;
+  for (; i + 4 <= to; i += 4) {
     const u64 low = load<u64>(ids + i), high = load<u64>(ids + i + 2);
-    const u32 e0 = static_cast<u32>(low), e1 = static_cast<u32>(low >> 32);
-    const u32 e2 = static_cast<u32>(high), e3 = static_cast<u32>(high >> 32);
+    const u64 e0 = static_cast<u32>(low), e1 = low >> 32, e2 = static_cast<u32>(high), e3 = high >> 32;
     if (!checked || (e0 < n_experts && e1 < n_experts && e2 < n_experts && e3 < n_experts)) [[likely]] {
-      const u32 r0 = next[e0]++, r1 = next[e1]++, r2 = next[e2]++, r3 = next[e3]++;
-      const Int4 rows = {static_cast<i32>(r0), static_cast<i32>(r1), static_cast<i32>(r2), static_cast<i32>(r3)};
+      const Int4 r0 = take_row(next + e0), r1 = take_row(next + e1), r2 = take_row(next + e2), r3 = take_row(next + e3);
+      const Int4 front = __builtin_shufflevector(r0, r1, 0, 4, 1, 5),
+                 back = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
+      const Int4 rows = __builtin_shufflevector(front, back, 0, 1, 4, 5);
       std::memcpy(position + i, &rows, sizeof(rows));
+    } else {
+      take_rows_singly(entries, n_experts, i, i + 4, next);
+    }
+  }
+  take_rows_singly(entries, n_experts, i, to, next);
+}
+
+template <bool checked>
+void scatter(const Entries& entries, i32 top_k, std::size_t from, std::size_t to, Cursor& cursor) {
+  const i32* __restrict position = entries.position;
+  const float* __restrict weights = entries.weights;
+  u64* __restrict pairs = entries.pairs;
+  const i32 token_step = 4 / top_k, slot_step = 4 % top_k;
+  Int4 token = cursor.token, slot = cursor.slot;
+  std::size_t i = from;
+  for (; i + 4 <= to; i += 4) {
+    const u64 low = load<u64>(position + i), high = load<u64>(position + i + 2);
+    if (!checked || ((low | high) & kSkipped) == 0) [[likely]] {
       const Int4 weight = load<Int4>(weights + i);
       const auto first = std::bit_cast<Long2>(__builtin_shufflevector(token, weight, 0, 4, 1, 5));
       const auto second = std::bit_cast<Long2>(__builtin_shufflevector(token, weight, 2, 6, 3, 7));
-      pairs[r0] = first[0];
-      pairs[r1] = first[1];
-      pairs[r2] = second[0];
-      pairs[r3] = second[1];
+      pairs[static_cast<u32>(low)] = first[0];
+      pairs[low >> 32] = first[1];
+      pairs[static_cast<u32>(high)] = second[0];
+      pairs[high >> 32] = second[1];
     } else {
-      place_singly(entries, n_experts, i, i + 4, token, next);
+      scatter_singly(entries, i, i + 4, token);
     }
-    const Int4 wraps = slot + slot_step >= k;  // -1 where the next slot is one of the next token
+    const Int4 wraps = slot + slot_step >= top_k;  // -1 where the next slot is one of the next token
     token = token + token_step - wraps;
-    slot = slot + slot_step - (wraps & k);
+    slot = slot + slot_step - (wraps & top_k);
   }
-  place_singly(entries, n_experts, i, end, token, next);
+  scatter_singly(entries, i, to, token);
+  cursor.token = token;
+  cursor.slot = slot;
+}
+
+// Two loops a block: in a single one the loads of the next rows wait for the addresses of the stores before them,
+// which come from such loads, wherever the processor does not dare to load ahead (or takes two addresses for one
+// because their low 12 bits agree).
+template <bool checked>
+void place(const PlanArgs& a, const Entries& entries, std::size_t from, std::size_t to, u32* next) {
+  Cursor cursor(from * kBlock, a.top_k);
+  for (std::size_t block = from; block < to; ++block) {
+    const std::size_t begin = block * kBlock, end = std::min<std::size_t>(a.n_entries, begin + kBlock);
+    take_rows<checked>(entries, a.n_experts, begin, end, next);
+    scatter<checked>(entries, static_cast<i32>(a.top_k), begin, end, cursor);
+  }
 }
 
 }  // namespace
