@@ -41,20 +41,15 @@ void add(u32* __restrict sum, const u32* __restrict counts, std::size_t n) {
   for_each_expert(0, n, [=](std::size_t e) { sum[e] += counts[e]; });
 }
 
-// The sums over `n_blocks` rows of n counts, sixteen experts at a time in registers.
-void sum_counts(const u32* counts, std::size_t n_blocks, std::size_t n, u32* sums) {
-  std::size_t e = 0;
-  for (; e + 16 <= n; e += 16) {
-    Int4 sum[4] = {};
-    for (std::size_t b = 0; b < n_blocks; ++b) {
-      for (std::size_t j = 0; j < 4; ++j) sum[j] += load<Int4>(counts + b * n + e + 4 * j);
-    }
-    std::memcpy(sums + e, sum, sizeof(sum));
+// The sums over `n_blocks` rows of n counts, four rows at a time: in the order of memory, where columns would miss.
+void sum_counts(const u32* __restrict counts, std::size_t n_blocks, std::size_t n, u32* __restrict sums) {
+  std::fill_n(sums, n, 0u);
+  std::size_t b = 0;
+  for (; b + 4 <= n_blocks; b += 4) {
+    const u32 *r0 = counts + b * n, *r1 = r0 + n, *r2 = r1 + n, *r3 = r2 + n;
+    for_each_expert(0, n, [=](std::size_t e) { sums[e] += r0[e] + r1[e] + r2[e] + r3[e]; });
   }
-  for (; e < n; ++e) {
-    sums[e] = 0;
-    for (std::size_t b = 0; b < n_blocks; ++b) sums[e] += counts[b * n + e];
-  }
+  for (; b < n_blocks; ++b) add(sums, counts + b * n, n);
 }
 
 void count_block(const PlanArgs& a, const i32* __restrict ids, std::size_t block, u32* __restrict counts) {
@@ -99,22 +94,39 @@ void scan_blocks(const PlanArgs& a, const u32* block_count, u32* block_offset, u
   });
 }
 
-// From each expert's entries to expert_offset, tiles and meta.
-void finish(const PlanArgs& a, const u32* totals, u32* expert_offset, Tile* tiles, u32* meta) {
-  u32 row = 0, n_tiles = 0, kept = 0, active = 0, largest = 0;
+// From each expert's entries to expert_offset, tiles and meta; pad_tile(row) for the last tile of each, from `row` on.
+// How many tiles an expert has is nothing that a processor can foresee: four are written wherever there is room.
+template <class PadTile>
+void finish(const PlanArgs& a, const u32* totals, u32* expert_offset, Tile* tiles, u32* meta, PadTile&& pad_tile) {
+  const u32 m = a.tile_rows;
+  const Tile* const end = tiles + a.max_rows / m;
+  Tile* tile = tiles;
+  u32 row = 0, kept = 0, active = 0, largest = 0;
   for (u32 e = 0; e < a.n_experts; ++e) {
     const u32 count = totals[e];
     expert_offset[e] = row;
-    for (u32 done = 0; done < count; done += a.tile_rows) {
-      tiles[n_tiles++] = {e, row + done, std::min(count - done, a.tile_rows), 0};
+    if (count == 0) continue;
+    Int4 words = {static_cast<i32>(e), static_cast<i32>(row), static_cast<i32>(m), 0};
+    u32 written = 0;
+    const auto write = [&] {
+      std::memcpy(tile + written++, &words, sizeof(words));
+      words += Int4{0, static_cast<i32>(m), 0, 0};
+    };
+    const u32 n = (count + m - 1) / m;
+    if (end - tile >= 4) {
+      while (written < 4) write();
     }
-    row = n_tiles * a.tile_rows;
+    while (written < n) write();
+    tile += n;
+    tile[-1].rows = count - (n - 1) * m;
+    row += n * m;
+    pad_tile(row - m);
     kept += count;
-    active += count > 0;
+    ++active;
     largest = std::max(largest, count);
   }
   expert_offset[a.n_experts] = row;
-  const u32 grid = std::max(n_tiles, 1u);
+  const u32 n_tiles = static_cast<u32>(tile - tiles), grid = std::max(n_tiles, 1u);
   const u32 words[EXPERTILE_META_WORDS] = {row,    n_tiles, kept,
                                            active, largest, std::max(row, 1u),
                                            1,      1,       std::max(a.gate_up_columns, 1u),
@@ -150,7 +162,6 @@ void split_rows(const Entries& entries, std::size_t n_rows, ThreadPool& pool) {
 // Places all blocks where the offsets of every block are known.
 void place_from_offsets(const PlanArgs& a, const Entries& entries, const u32* block_offset, const u32* expert_offset,
                         ThreadPool& pool) {
-  pad_pairs(a, expert_offset, entries.pairs);
   pool.run_ranges(a.n_blocks, kRunBlocks, [&](std::size_t from, std::size_t to, int worker) {
     u32* next = reinterpret_cast<u32*>(pool.scratch(worker, a.n_experts * sizeof(u32)));
     std::copy_n(expert_offset, a.n_experts, next);
@@ -177,15 +188,15 @@ void place_from_counts(const PlanArgs& a, bool count, Entries entries, u32* bloc
   });
   std::fill_n(totals, n, 0u);
   for (std::size_t run = 0; run < runs; ++run) {
-    u32* sum = next_of(run);
-    for (std::size_t e = 0; e < n; ++e) {
-      const u32 own = sum[e];
-      sum[e] = totals[e];
-      totals[e] += own;
-    }
+    u32* __restrict next = next_of(run);
+    u32* __restrict sum = totals;
+    for_each_expert(0, n, [=](std::size_t e) {
+      const u32 own = next[e];
+      next[e] = sum[e];
+      sum[e] += own;
+    });
   }
-  finish(a, totals, expert_offset, tiles, meta);
-  pad_pairs(a, expert_offset, entries.pairs);
+  finish(a, totals, expert_offset, tiles, meta, [&](u32 row) { pad_tile(entries.pairs + row, a.tile_rows); });
   const auto place = meta[EXPERTILE_META_KEPT] == a.n_entries ? place_kept : place_blocks;
   pool.run(runs, [&](std::size_t run, int) {
     add(next_of(run), expert_offset, n);
@@ -212,14 +223,14 @@ void mm_scan(const NativeCall& call) {
   const auto& a = call.arguments<PlanArgs>();
   u32* totals = totals_of(call);
   scan_blocks(a, call.buffer<const u32>(1), call.buffer<u32>(2), totals, call.pool);
-  finish(a, totals, call.buffer<u32>(3), call.buffer<Tile>(4), call.buffer<u32>(5));
+  finish(a, totals, call.buffer<u32>(3), call.buffer<Tile>(4), call.buffer<u32>(5), [](u32) {});
 }
 
 void mm_scan_pad(const NativeCall& call) {
   const auto& a = call.arguments<PlanArgs>();
   u32* totals = totals_of(call);
   scan_blocks(a, call.buffer<const u32>(1), call.buffer<u32>(2), totals, call.pool);
-  finish(a, totals, call.buffer<u32>(3), call.buffer<Tile>(4), call.buffer<u32>(7));
+  finish(a, totals, call.buffer<u32>(3), call.buffer<Tile>(4), call.buffer<u32>(7), [](u32) {});
   pad(a, totals, call.buffer<u32>(3), {call.buffer<i32>(5), call.buffer<float>(6)});
 }
 
@@ -228,7 +239,7 @@ void mm_onegroup(const NativeCall& call) {
   u32* totals = totals_of(call);
   count_blocks(a, call.buffer<const i32>(1), call.buffer<u32>(2), call.pool);
   scan_blocks(a, call.buffer<const u32>(2), call.buffer<u32>(3), totals, call.pool);
-  finish(a, totals, call.buffer<u32>(4), call.buffer<Tile>(5), call.buffer<u32>(8));
+  finish(a, totals, call.buffer<u32>(4), call.buffer<Tile>(5), call.buffer<u32>(8), [](u32) {});
   pad(a, totals, call.buffer<u32>(4), {call.buffer<i32>(6), call.buffer<float>(7)});
 }
 
@@ -245,7 +256,12 @@ void mm_place(const NativeCall& call) {
                         call.buffer<i32>(7),
                         {call.buffer<i32>(5), call.buffer<float>(6)},
                         pairs_of(a, call.pool, 0, &none)};
-  place_from_offsets(a, entries, call.buffer<const u32>(3), call.buffer<const u32>(4), call.pool);
+  const u32* expert_offset = call.buffer<const u32>(4);
+  for (u32 e = 0; e < a.n_experts; ++e) {
+    const u32 end = expert_offset[e + 1];
+    if (end > expert_offset[e]) pad_tile(entries.pairs + end - a.tile_rows, a.tile_rows);
+  }
+  place_from_offsets(a, entries, call.buffer<const u32>(3), expert_offset, call.pool);
 }
 
 void mm_place_from_offsets(const NativeCall& call) {
@@ -261,7 +277,8 @@ void mm_place_from_offsets(const NativeCall& call) {
   const std::size_t last = (a.n_blocks - std::size_t{1}) * a.n_experts;
   std::copy_n(block_offset + last, a.n_experts, totals);
   add(totals, call.buffer<const u32>(3) + last, a.n_experts);
-  finish(a, totals, call.buffer<u32>(5), call.buffer<Tile>(6), call.buffer<u32>(10));
+  finish(a, totals, call.buffer<u32>(5), call.buffer<Tile>(6), call.buffer<u32>(10),
+         [&](u32 row) { pad_tile(pairs + row, a.tile_rows); });
   place_from_offsets(a, entries, block_offset, call.buffer<const u32>(5), call.pool);
 }
 

@@ -7,7 +7,6 @@ namespace expertile::plan_rows {
 namespace {
 
 using Float4 = float __attribute__((vector_size(16)));
-using Long2 = u64 __attribute__((vector_size(16)));
 
 static_assert(std::endian::native == std::endian::little, "pairs are taken apart by shifts");
 
@@ -123,17 +122,6 @@ void place_blocks(const PlanArgs& a, const Entries& entries, std::size_t from, s
 
 void place_kept(const PlanArgs& a, const Entries& entries, std::size_t from, std::size_t to, u32* next) {
   place<false>(a, entries, from, to, next);
-}
-
-void pad_pairs(const PlanArgs& a, const u32* expert_offset, u64* pairs) {
-  const Long2 two = {kPaddingPair, kPaddingPair};
-  for (u32 e = 0; e < a.n_experts; ++e) {
-    const u32 end = expert_offset[e + 1];
-    if (end == expert_offset[e]) continue;
-    u32 row = end - a.tile_rows;
-    for (; row + 2 <= end; row += 2) std::memcpy(pairs + row, &two, sizeof(two));
-    if (row < end) pairs[row] = kPaddingPair;
-  }
 }
 
 void split_pairs(const u64* __restrict pairs, std::size_t from, std::size_t to, RowArrays rows) {

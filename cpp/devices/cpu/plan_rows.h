@@ -18,6 +18,7 @@ using u32 = std::uint32_t;
 using i32 = std::int32_t;
 using u64 = std::uint64_t;
 using Int4 = i32 __attribute__((vector_size(16)));
+using Long2 = u64 __attribute__((vector_size(16)));
 
 inline constexpr std::size_t kBlock = EXPERTILE_BLOCK_ENTRIES;
 
@@ -41,8 +42,15 @@ struct Entries {
   u64* pairs;
 };
 
-// Padding into every expert's last tile; the entries then overwrite what is theirs.
-void pad_pairs(const PlanArgs& a, const u32* expert_offset, u64* pairs);
+inline constexpr u64 kPaddingPair = 0xFFFFFFFFu;  // token -1, weight +0
+
+// Padding into an expert's last tile; the entries then overwrite what is theirs.
+inline void pad_tile(u64* pairs, u32 tile_rows) {
+  const Long2 two = {kPaddingPair, kPaddingPair};
+  u32 row = 0;
+  for (; row + 2 <= tile_rows; row += 2) std::memcpy(pairs + row, &two, sizeof(two));
+  if (row < tile_rows) pairs[row] = kPaddingPair;
+}
 
 // The entries of blocks from..to-1 to their pairs; `next`: the next row of each expert, at block `from` to begin with.
 void place_blocks(const PlanArgs& a, const Entries& entries, std::size_t from, std::size_t to, u32* next);
