@@ -42,12 +42,19 @@ void add(u32* __restrict sum, const u32* __restrict counts, std::size_t n) {
 }
 
 // The sums over `n_blocks` rows of n counts, four rows at a time: in the order of memory, where columns would miss.
-void sum_counts(const u32* __restrict counts, std::size_t n_blocks, std::size_t n, u32* __restrict sums) {
+void sum_counts(const u32* counts, std::size_t n_blocks, std::size_t n, u32* sums) {
   std::fill_n(sums, n, 0u);
   std::size_t b = 0;
   for (; b + 4 <= n_blocks; b += 4) {
-    const u32 *r0 = counts + b * n, *r1 = r0 + n, *r2 = r1 + n, *r3 = r2 + n;
-    for_each_expert(0, n, [=](std::size_t e) { sums[e] += r0[e] + r1[e] + r2[e] + r3[e]; });
+    const u32* rows = counts + b * n;
+    std::size_t e = 0;
+    for (; e + 4 <= n; e += 4) {
+      const Int4 front = load<Int4>(rows + e) + load<Int4>(rows + n + e);
+      const Int4 back = load<Int4>(rows + 2 * n + e) + load<Int4>(rows + 3 * n + e);
+      const Int4 sum = load<Int4>(sums + e) + front + back;
+      std::memcpy(sums + e, &sum, sizeof(sum));
+    }
+    for (; e < n; ++e) sums[e] += rows[e] + rows[n + e] + rows[2 * n + e] + rows[3 * n + e];
   }
   for (; b < n_blocks; ++b) add(sums, counts + b * n, n);
 }

@@ -10,7 +10,7 @@ using Float4 = float __attribute__((vector_size(16)));
 
 static_assert(std::endian::native == std::endian::little, "pairs are taken apart by shifts");
 
-constexpr u64 kPaddingPair = 0xFFFFFFFFu;      // token -1, weight +0
+constexpr std::size_t kChunk = 4 * kBlock;     // its positions stay in the first cache
 constexpr u64 kSkipped = 0x8000000080000000u;  // the signs of two positions
 
 // Tokens and slots of the four entries that come next.
@@ -101,14 +101,15 @@ void scatter(const Entries& entries, i32 top_k, std::size_t from, std::size_t to
   cursor.slot = slot;
 }
 
-// Two loops a block: in a single one the loads of the next rows wait for the addresses of the stores before them,
+// Two loops a chunk: in a single one the loads of the next rows wait for the addresses of the stores before them,
 // which come from such loads, wherever the processor does not dare to load ahead (or takes two addresses for one
 // because their low 12 bits agree).
 template <bool checked>
 void place(const PlanArgs& a, const Entries& entries, std::size_t from, std::size_t to, u32* next) {
   Cursor cursor(from * kBlock, a.top_k);
-  for (std::size_t block = from; block < to; ++block) {
-    const std::size_t begin = block * kBlock, end = std::min<std::size_t>(a.n_entries, begin + kBlock);
+  const std::size_t last = std::min<std::size_t>(a.n_entries, to * kBlock);
+  for (std::size_t begin = from * kBlock; begin < last; begin += kChunk) {
+    const std::size_t end = std::min(last, begin + kChunk);
     take_rows<checked>(entries, a.n_experts, begin, end, next);
     scatter<checked>(entries, static_cast<i32>(a.top_k), begin, end, cursor);
   }
@@ -125,13 +126,17 @@ void place_kept(const PlanArgs& a, const Entries& entries, std::size_t from, std
 }
 
 void split_pairs(const u64* __restrict pairs, std::size_t from, std::size_t to, RowArrays rows) {
-  std::size_t r = from;
-  for (; r + 4 <= to; r += 4) {
+  const auto split_four = [=](std::size_t r) {
     const Int4 low = load<Int4>(pairs + r), high = load<Int4>(pairs + r + 2);
     const Int4 tokens = __builtin_shufflevector(low, high, 0, 2, 4, 6);
     const Int4 weights = __builtin_shufflevector(low, high, 1, 3, 5, 7);
     std::memcpy(rows.token + r, &tokens, sizeof(tokens));
     std::memcpy(rows.weight + r, &weights, sizeof(weights));
+  };
+  std::size_t r = from;
+  for (; r + 8 <= to; r += 8) {
+    split_four(r);
+    split_four(r + 4);
   }
   for (; r < to; ++r) {
     const u32 words[2] = {static_cast<u32>(pairs[r]), static_cast<u32>(pairs[r] >> 32)};
