@@ -28,17 +28,19 @@ struct Tile {
 
 std::size_t round_up(std::size_t value, std::size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// f(e) for 0..n-1, by sixteens: a fixed count is what compilers turn into vector code at -O2.
+// body(e, type) for the experts from..to-1: fours of them as a vector, the rest singly. Spelled out, as compilers make
+// vectors of such loops only where they see that the arrays are apart.
 template <class Body>
-inline void for_each_expert(std::size_t from, std::size_t to, Body&& f) {
-  for (; from + 16 <= to; from += 16) {
-    for (std::size_t j = 0; j < 16; ++j) f(from + j);
-  }
-  for (; from < to; ++from) f(from);
+void for_each_expert(std::size_t from, std::size_t to, Body&& body) {
+  for (; from + 4 <= to; from += 4) body(from, UInt4{});
+  for (; from < to; ++from) body(from, u32{});
 }
 
-void add(u32* __restrict sum, const u32* __restrict counts, std::size_t n) {
-  for_each_expert(0, n, [=](std::size_t e) { sum[e] += counts[e]; });
+void add(u32* sum, const u32* counts, std::size_t n) {
+  for_each_expert(0, n, [=](std::size_t e, auto type) {
+    using Counts = decltype(type);
+    store(sum + e, load<Counts>(sum + e) + load<Counts>(counts + e));
+  });
 }
 
 // The sums over `n_blocks` rows of n counts, four rows at a time: in the order of memory, where columns would miss.
@@ -47,14 +49,12 @@ void sum_counts(const u32* counts, std::size_t n_blocks, std::size_t n, u32* sum
   std::size_t b = 0;
   for (; b + 4 <= n_blocks; b += 4) {
     const u32* rows = counts + b * n;
-    std::size_t e = 0;
-    for (; e + 4 <= n; e += 4) {
-      const Int4 front = load<Int4>(rows + e) + load<Int4>(rows + n + e);
-      const Int4 back = load<Int4>(rows + 2 * n + e) + load<Int4>(rows + 3 * n + e);
-      const Int4 sum = load<Int4>(sums + e) + front + back;
-      std::memcpy(sums + e, &sum, sizeof(sum));
-    }
-    for (; e < n; ++e) sums[e] += rows[e] + rows[n + e] + rows[2 * n + e] + rows[3 * n + e];
+    for_each_expert(0, n, [=](std::size_t e, auto type) {
+      using Counts = decltype(type);
+      const Counts front = load<Counts>(rows + e) + load<Counts>(rows + n + e);
+      const Counts back = load<Counts>(rows + 2 * n + e) + load<Counts>(rows + 3 * n + e);
+      store(sums + e, load<Counts>(sums + e) + (front + back));
+    });
   }
   for (; b < n_blocks; ++b) add(sums, counts + b * n, n);
 }
@@ -90,23 +90,24 @@ void scan_blocks(const PlanArgs& a, const u32* block_count, u32* block_offset, u
   pool.run_ranges(n, grain, [&](std::size_t from, std::size_t to, int) {
     std::fill(totals + from, totals + to, 0u);
     for (std::size_t b = 0; b < a.n_blocks; ++b) {
-      const u32* __restrict counts = block_count + b * n;
-      u32* __restrict offsets = block_offset + b * n;
-      u32* __restrict sum = totals;
-      for_each_expert(from, to, [=](std::size_t e) {
-        offsets[e] = sum[e];
-        sum[e] += counts[e];
+      const u32* counts = block_count + b * n;
+      u32* offsets = block_offset + b * n;
+      for_each_expert(from, to, [=](std::size_t e, auto type) {
+        const auto sum = load<decltype(type)>(totals + e);
+        store(offsets + e, sum);
+        store(totals + e, sum + load<decltype(type)>(counts + e));
       });
     }
   });
 }
 
 // From each expert's entries to expert_offset, tiles and meta; pad_tile(row) for the last tile of each, from `row` on.
-// How many tiles an expert has is nothing that a processor can foresee: four are written wherever there is room.
+// How many tiles an expert has is nothing that a processor can foresee, unless most have one: else four are written
+// wherever there is room.
 template <class PadTile>
 void finish(const PlanArgs& a, const u32* totals, u32* expert_offset, Tile* tiles, u32* meta, PadTile&& pad_tile) {
   const u32 m = a.tile_rows;
-  const Tile* const end = tiles + a.max_rows / m;
+  const std::ptrdiff_t last_four = a.n_entries > std::size_t{a.n_experts} * m ? std::ptrdiff_t{a.max_rows / m} - 4 : -1;
   Tile* tile = tiles;
   u32 row = 0, kept = 0, active = 0, largest = 0;
   for (u32 e = 0; e < a.n_experts; ++e) {
@@ -119,8 +120,8 @@ void finish(const PlanArgs& a, const u32* totals, u32* expert_offset, Tile* tile
       std::memcpy(tile + written++, &words, sizeof(words));
       words += Int4{0, static_cast<i32>(m), 0, 0};
     };
-    const u32 n = (count + m - 1) / m;
-    if (end - tile >= 4) {
+    const u32 n = count <= 4 * m ? 1 + (count > m) + (count > 2 * m) + (count > 3 * m) : (count + m - 1) / m;
+    if (tile - tiles <= last_four) {
       while (written < 4) write();
     }
     while (written < n) write();
@@ -195,12 +196,11 @@ void place_from_counts(const PlanArgs& a, bool count, Entries entries, u32* bloc
   });
   std::fill_n(totals, n, 0u);
   for (std::size_t run = 0; run < runs; ++run) {
-    u32* __restrict next = next_of(run);
-    u32* __restrict sum = totals;
-    for_each_expert(0, n, [=](std::size_t e) {
-      const u32 own = next[e];
-      next[e] = sum[e];
-      sum[e] += own;
+    u32* next = next_of(run);
+    for_each_expert(0, n, [=](std::size_t e, auto type) {
+      const auto own = load<decltype(type)>(next + e), before = load<decltype(type)>(totals + e);
+      store(next + e, before);
+      store(totals + e, before + own);
     });
   }
   finish(a, totals, expert_offset, tiles, meta, [&](u32 row) { pad_tile(entries.pairs + row, a.tile_rows); });

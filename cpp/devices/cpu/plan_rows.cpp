@@ -54,8 +54,8 @@ template <bool checked>
 void take_rows(const Entries& entries, u32 n_experts, std::size_t from, std::size_t to, u32* __restrict next) {
   const i32* __restrict ids = entries.ids;
   i32* __restrict position = entries.position;
-  std::size_t i = from;
-  for (; i + 4 <= to; i += 4) {
+  const std::size_t fours = to - (to - from) % 4;
+  for (std::size_t i = from; i < fours; i += 4) {
     const u64 low = load<u64>(ids + i), high = load<u64>(ids + i + 2);
     const u64 e0 = static_cast<u32>(low), e1 = low >> 32, e2 = static_cast<u32>(high), e3 = high >> 32;
     if (!checked || (e0 < n_experts && e1 < n_experts && e2 < n_experts && e3 < n_experts)) [[likely]] {
@@ -68,7 +68,7 @@ void take_rows(const Entries& entries, u32 n_experts, std::size_t from, std::siz
       take_rows_singly(entries, n_experts, i, i + 4, next);
     }
   }
-  take_rows_singly(entries, n_experts, i, to, next);
+  take_rows_singly(entries, n_experts, fours, to, next);
 }
 
 template <bool checked>
@@ -76,10 +76,10 @@ void scatter(const Entries& entries, i32 top_k, std::size_t from, std::size_t to
   const i32* __restrict position = entries.position;
   const float* __restrict weights = entries.weights;
   u64* __restrict pairs = entries.pairs;
-  const i32 token_step = 4 / top_k, slot_step = 4 % top_k;
+  const i32 token_step = 4 / top_k, slot_step = 4 % top_k, last_slot = top_k - 1;
   Int4 token = cursor.token, slot = cursor.slot;
-  std::size_t i = from;
-  for (; i + 4 <= to; i += 4) {
+  const std::size_t fours = to - (to - from) % 4;
+  for (std::size_t i = from; i < fours; i += 4) {
     const u64 low = load<u64>(position + i), high = load<u64>(position + i + 2);
     if (!checked || ((low | high) & kSkipped) == 0) [[likely]] {
       const Int4 weight = load<Int4>(weights + i);
@@ -92,11 +92,12 @@ void scatter(const Entries& entries, i32 top_k, std::size_t from, std::size_t to
     } else {
       scatter_singly(entries, i, i + 4, token);
     }
-    const Int4 wraps = slot + slot_step >= top_k;  // -1 where the next slot is one of the next token
+    const Int4 next_slot = slot + slot_step;
+    const Int4 wraps = next_slot > last_slot;  // -1 where it is one of the next token
     token = token + token_step - wraps;
-    slot = slot + slot_step - (wraps & top_k);
+    slot = next_slot - (wraps & top_k);
   }
-  scatter_singly(entries, i, to, token);
+  scatter_singly(entries, fours, to, token);
   cursor.token = token;
   cursor.slot = slot;
 }

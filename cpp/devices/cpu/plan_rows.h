@@ -18,6 +18,7 @@ using u32 = std::uint32_t;
 using i32 = std::int32_t;
 using u64 = std::uint64_t;
 using Int4 = i32 __attribute__((vector_size(16)));
+using UInt4 = u32 __attribute__((vector_size(16)));
 using Long2 = u64 __attribute__((vector_size(16)));
 
 inline constexpr std::size_t kBlock = EXPERTILE_BLOCK_ENTRIES;
@@ -27,6 +28,11 @@ Vector load(const void* from) {
   Vector value;
   std::memcpy(&value, from, sizeof(value));
   return value;
+}
+
+template <class Vector>
+void store(void* to, const Vector& value) {
+  std::memcpy(to, &value, sizeof(value));
 }
 
 struct RowArrays {
@@ -48,8 +54,13 @@ inline constexpr u64 kPaddingPair = 0xFFFFFFFFu;  // token -1, weight +0
 inline void pad_tile(u64* pairs, u32 tile_rows) {
   const Long2 two = {kPaddingPair, kPaddingPair};
   u32 row = 0;
-  for (; row + 2 <= tile_rows; row += 2) std::memcpy(pairs + row, &two, sizeof(two));
-  if (row < tile_rows) pairs[row] = kPaddingPair;
+  for (; row + 8 <= tile_rows; row += 8) {
+    store(pairs + row, two);
+    store(pairs + row + 2, two);
+    store(pairs + row + 4, two);
+    store(pairs + row + 6, two);
+  }
+  for (; row < tile_rows; ++row) pairs[row] = kPaddingPair;
 }
 
 // The entries of blocks from..to-1 to their pairs; `next`: the next row of each expert, at block `from` to begin with.
