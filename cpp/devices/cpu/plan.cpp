@@ -168,13 +168,14 @@ void split_rows(const Entries& entries, std::size_t n_rows, ThreadPool& pool) {
 }
 
 // Places all blocks where the offsets of every block are known.
-void place_from_offsets(const PlanArgs& a, const Entries& entries, const u32* block_offset, const u32* expert_offset,
-                        ThreadPool& pool) {
+void place_from_offsets(const PlanArgs& a, const Entries& entries, bool all_kept, const u32* block_offset,
+                        const u32* expert_offset, ThreadPool& pool) {
+  const auto place = all_kept ? place_kept : place_blocks;
   pool.run_ranges(a.n_blocks, kRunBlocks, [&](std::size_t from, std::size_t to, int worker) {
     u32* next = reinterpret_cast<u32*>(pool.scratch(worker, a.n_experts * sizeof(u32)));
     std::copy_n(expert_offset, a.n_experts, next);
     add(next, block_offset + from * a.n_experts, a.n_experts);
-    place_blocks(a, entries, from, to, next);
+    place(a, entries, from, to, next);
   });
   split_rows(entries, expert_offset[a.n_experts], pool);
 }
@@ -268,7 +269,7 @@ void mm_place(const NativeCall& call) {
     const u32 end = expert_offset[e + 1];
     if (end > expert_offset[e]) pad_tile(entries.pairs + end - a.tile_rows, a.tile_rows);
   }
-  place_from_offsets(a, entries, call.buffer<const u32>(3), expert_offset, call.pool);
+  place_from_offsets(a, entries, false, call.buffer<const u32>(3), expert_offset, call.pool);
 }
 
 void mm_place_from_offsets(const NativeCall& call) {
@@ -284,9 +285,11 @@ void mm_place_from_offsets(const NativeCall& call) {
   const std::size_t last = (a.n_blocks - std::size_t{1}) * a.n_experts;
   std::copy_n(block_offset + last, a.n_experts, totals);
   add(totals, call.buffer<const u32>(3) + last, a.n_experts);
-  finish(a, totals, call.buffer<u32>(5), call.buffer<Tile>(6), call.buffer<u32>(10),
+  u32* meta = call.buffer<u32>(10);
+  finish(a, totals, call.buffer<u32>(5), call.buffer<Tile>(6), meta,
          [&](u32 row) { pad_tile(pairs + row, a.tile_rows); });
-  place_from_offsets(a, entries, block_offset, call.buffer<const u32>(5), call.pool);
+  const bool all_kept = meta[EXPERTILE_META_KEPT] == a.n_entries;
+  place_from_offsets(a, entries, all_kept, block_offset, call.buffer<const u32>(5), call.pool);
 }
 
 template <bool count>
