@@ -89,6 +89,7 @@ def _plan_cases() -> list[PlanCase]:
         PlanCase("skewed", 257, 512, 10, "zipf"),
         PlanCase("a block exactly", 128, 33, 8),
         PlanCase("a block and one entry", 1025, 33, 1),
+        PlanCase("as many tiles as there can be", 85, 5, 1, "one_each"),  # 17 rows of each expert
         PlanCase("tile of 32 rows", 67, 33, 5, tile_rows=32),
         PlanCase("tile of 64 rows", 67, 33, 5, tile_rows=64),
     ]

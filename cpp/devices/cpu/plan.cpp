@@ -117,7 +117,7 @@ void finish(const PlanArgs& a, const u32* totals, u32* expert_offset, Tile* tile
     Int4 words = {static_cast<i32>(e), static_cast<i32>(row), static_cast<i32>(m), 0};
     u32 written = 0;
     const auto write = [&] {
-      std::memcpy(tile + written++, &words, sizeof(words));
+      store(tile + written++, words);
       words += Int4{0, static_cast<i32>(m), 0, 0};
     };
     const u32 n = count <= 4 * m ? 1 + (count > m) + (count > 2 * m) + (count > 3 * m) : (count + m - 1) / m;

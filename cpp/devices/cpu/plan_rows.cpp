@@ -29,7 +29,7 @@ struct Cursor {
 inline Int4 take_row(u32* next) {
   const Int4 row = std::bit_cast<Int4>(Float4{load<float>(next)});
   const float after = std::bit_cast<Float4>(row + Int4{1})[0];
-  std::memcpy(next, &after, sizeof(after));
+  store(next, after);
   return row;
 }
 
@@ -60,10 +60,9 @@ void take_rows(const Entries& entries, u32 n_experts, std::size_t from, std::siz
     const u64 e0 = static_cast<u32>(low), e1 = low >> 32, e2 = static_cast<u32>(high), e3 = high >> 32;
     if (!checked || (e0 < n_experts && e1 < n_experts && e2 < n_experts && e3 < n_experts)) [[likely]] {
       const Int4 r0 = take_row(next + e0), r1 = take_row(next + e1), r2 = take_row(next + e2), r3 = take_row(next + e3);
-      const Int4 front = __builtin_shufflevector(r0, r1, 0, 4, 1, 5),
-                 back = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
-      const Int4 rows = __builtin_shufflevector(front, back, 0, 1, 4, 5);
-      std::memcpy(position + i, &rows, sizeof(rows));
+      const Int4 front = __builtin_shufflevector(r0, r1, 0, 4, 1, 5);
+      const Int4 back = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
+      store(position + i, Int4(__builtin_shufflevector(front, back, 0, 1, 4, 5)));
     } else {
       take_rows_singly(entries, n_experts, i, i + 4, next);
     }
@@ -129,10 +128,8 @@ void place_kept(const PlanArgs& a, const Entries& entries, std::size_t from, std
 void split_pairs(const u64* __restrict pairs, std::size_t from, std::size_t to, RowArrays rows) {
   const auto split_four = [=](std::size_t r) {
     const Int4 low = load<Int4>(pairs + r), high = load<Int4>(pairs + r + 2);
-    const Int4 tokens = __builtin_shufflevector(low, high, 0, 2, 4, 6);
-    const Int4 weights = __builtin_shufflevector(low, high, 1, 3, 5, 7);
-    std::memcpy(rows.token + r, &tokens, sizeof(tokens));
-    std::memcpy(rows.weight + r, &weights, sizeof(weights));
+    store(rows.token + r, Int4(__builtin_shufflevector(low, high, 0, 2, 4, 6)));
+    store(rows.weight + r, Int4(__builtin_shufflevector(low, high, 1, 3, 5, 7)));
   };
   std::size_t r = from;
   for (; r + 8 <= to; r += 8) {
@@ -140,9 +137,8 @@ void split_pairs(const u64* __restrict pairs, std::size_t from, std::size_t to, 
     split_four(r + 4);
   }
   for (; r < to; ++r) {
-    const u32 words[2] = {static_cast<u32>(pairs[r]), static_cast<u32>(pairs[r] >> 32)};
-    std::memcpy(rows.token + r, &words[0], 4);
-    std::memcpy(rows.weight + r, &words[1], 4);
+    store(rows.token + r, static_cast<u32>(pairs[r]));
+    store(rows.weight + r, static_cast<u32>(pairs[r] >> 32));
   }
 }
 

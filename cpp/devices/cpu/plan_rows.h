@@ -1,8 +1,9 @@
 // plan_rows.h: from entries to rows, the scatter of the native plan.
 //
 // Entries are scattered as pairs (token, weight) of 8 bytes and the pairs split into the two row arrays afterwards: one
-// open cache line and page an expert instead of two. Entries go by fours, so that ids, weights and positions move in
-// whole words; four with a skipped one among them go singly.
+// open cache line and page an expert instead of two. A chunk of blocks first takes its rows, which are its positions,
+// and then scatters. Entries go by fours, so that ids, weights and positions move in whole words; four with a skipped
+// one among them go singly.
 #pragma once
 
 #include <cstddef>
