@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import expertile
 from expertile import _core
 from expertile.measure import compare_ids, rel_l2
+from expertile.synth import random_streams, synthetic_model
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
 CASES = {"tiny": 2, "tiny/f32": 2, "wide-experts": 1}
@@ -175,6 +177,68 @@ def test_wrong_input_is_refused_and_nothing_is_lost(window: expertile.Window) ->
     np.testing.assert_array_equal(window.prompt_chunk(good), before)
 
 
+def small_plan(window: expertile.Window) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """A plan of three tokens with one entry skipped, and their rows."""
+    ids = np.array([[0, 3, 5, 7], [-1, 0, 3, 9], [9, 8, 0, 1]], np.int32)
+    plan = window.plan(ids, np.full(ids.shape, 0.25, np.float32))
+    return plan, window.gather(plan, np.ones((3, window.config.dim), np.float16))
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "value"),
+    [
+        ("meta", 0, 0),
+        ("meta", 0, 1 << 31),
+        ("meta", 1, 1 << 31),
+        ("tiles", (0, 0), 16),
+        ("tiles", (1, 1), 1 << 31),
+        ("tiles", (1, 1), 0),
+        ("tiles", (0, 2), 0),
+        ("tiles", (0, 2), 17),
+        ("row_token", 0, 3),
+        ("row_token", 0, -2),
+        ("position", 0, 1 << 30),
+        ("position", 0, -2),
+    ],
+)
+def test_a_plan_that_points_outside_its_buffers_is_refused(
+    window: expertile.Window, name: str, at: Any, value: int
+) -> None:
+    """The kernels follow a plan's numbers into memory."""
+    plan, rows = small_plan(window)
+    wrong = plan | {name: plan[name].copy()}
+    wrong[name][at] = value
+    out = np.zeros((len(rows), window.config.dim), np.float32)
+    steps = {
+        "gather": lambda: window.gather(wrong, np.ones((3, window.config.dim), np.float16)),
+        "experts": lambda: window.experts(0, wrong, rows),
+        "combine": lambda: window.combine(wrong, out),
+    }
+    for step, run in steps.items():
+        with pytest.raises(ValueError, match=rf"^\[{step}: {name}.*\] expected .*, got "):
+            run()
+
+
+def test_a_plan_of_other_arrays_is_refused(window: expertile.Window) -> None:
+    plan, rows = small_plan(window)
+    for name in ("tiles", "row_token", "row_weight", "position", "meta"):
+        for other in (plan[name].astype(np.int64), plan[name].astype(plan[name].dtype.newbyteorder()), plan[name][1:]):
+            with pytest.raises(ValueError, match=rf"^\[experts: (meta|position|{name})\] expected .*, got "):
+                window.experts(0, plan | {name: other}, rows)
+        with pytest.raises(ValueError, match=r"^\[experts: plan\] expected tiles, row_token, .*, got "):
+            window.experts(0, {key: value for key, value in plan.items() if key != name}, rows)
+
+
+@pytest.mark.parametrize("ffn", [[64, 320], [320, 64]])
+def test_one_plan_serves_layers_of_other_expert_sizes(device_name: str, ffn: list[int]) -> None:
+    """A plan made by itself has the grids of layer 0: those of the layer that reads it count."""
+    model = expertile.Model.from_tensors(*synthetic_model("tiny", 2, expert_ffn=ffn))
+    window = expertile.Window(model, device_name, max_tokens=8)
+    x = random_streams(8, 4, 512)
+    for layer in (0, 1):
+        np.testing.assert_array_equal(layer_out(window, layer, x)["out_streams"], window.moe_layer(layer, x))
+
+
 def test_every_memory_layout_is_read_right(window: expertile.Window) -> None:
     rng = np.random.default_rng(0)
     c = window.config
@@ -210,6 +274,26 @@ def test_an_exception_in_the_token_mixer_leaves_the_window_usable(window: expert
     with pytest.raises(KeyError):
         window.prompt_chunk(x, token_mixer=mixer)
     assert np.isfinite(window.prompt_chunk(x)).all()
+
+
+def test_a_call_from_inside_a_callback_is_refused(window: expertile.Window) -> None:
+    """It would overwrite the streams of the call that runs, and that call's result would be wrong without a word."""
+    x = np.ones((2, window.config.n_streams, window.config.dim), np.float32)
+    want = window.prompt_chunk(x)
+    inner = [
+        lambda: window.moe_layer(0, x),
+        lambda: window.hc_read(0, x),
+        lambda: window.route(0, x[:, 0]),
+        lambda: window.plan(np.zeros((1, 4), np.int32), np.ones((1, 4), np.float32)),
+    ]
+    for call in inner:
+        for where in ("token_mixer", "progress"):
+            with pytest.raises(ValueError, match=r"^\[\w+\] expected a call from outside this window's token_mixer"):
+                window.prompt_chunk(x, **{where: lambda *_, call=call: call()})
+    seen: list[Any] = []
+    window.prompt_chunk(x, progress=lambda *_: seen.append((window.seconds, window.memory(), window.saturated)))
+    assert len(seen) == window.config.n_layers
+    np.testing.assert_array_equal(window.prompt_chunk(x), want)
 
 
 def test_two_threads_may_call_one_window(window: expertile.Window) -> None:

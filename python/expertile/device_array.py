@@ -160,7 +160,7 @@ def run_on_device(
         raise ValueError(f"[{where}] expected at most {window.max_tokens} tokens (max_tokens), got {n_tokens}")
     target = result_array(window, out, source.shape, where)
     if n_tokens > 0:
-        with window._lock:
+        with window._calls.one(where):
             streams = core.buffer("streams")
             view = DeviceArray(device, streams.address, source.shape, np.float32, streams)
             device.wait_for_caller()
@@ -168,11 +168,13 @@ def run_on_device(
             core.clear_faults(n_tokens)
             for layer in layers:
                 if token_mixer is not None:
-                    token_mixer(layer, view)
+                    with window._calls.callback():
+                        token_mixer(layer, view)
                     device.wait_for_caller()
                 core.moe_layer(layer, n_tokens)
                 if progress is not None:
-                    progress(layer, len(layers))
+                    with window._calls.callback():
+                        progress(layer, len(layers))
             faults = core.route_faults(n_tokens)
             device.copy(target.buffer, streams, target.nbytes)
             nan = np.full(source.shape[1:], np.nan, np.float32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,11 +10,13 @@ import numpy as np
 
 from expertile import _core
 from expertile.arrays import checked, checked_out
+from expertile.calls import Calls
 from expertile.device import Device, open_device
 from expertile.device_array import is_device_array, run_on_device
 from expertile.model import Model, open_gguf
 from expertile.numeric import to_half
 from expertile.plan import empty_plan
+from expertile.plan_input import checked_plan
 from expertile.route_error import RouteError
 
 Arrays = dict[str, np.ndarray]
@@ -47,8 +48,8 @@ class Window:
     Raises ValueError for sizes over a limit, a tile that is not compiled (naming those that are) or a precision that
     the device lacks, RuntimeError where the device has not enough memory.
 
-    `x` is [T, C, D] fp32: the residual streams, T <= max_tokens. One call at a time runs; others wait. Calls release
-    the GIL.
+    `x` is [T, C, D] fp32: the residual streams, T <= max_tokens. One call at a time runs; others wait, and one that a
+    callback of the window makes is a ValueError. Calls release the GIL.
     """
 
     def __init__(
@@ -85,7 +86,8 @@ class Window:
             precision,
             profile,
         )
-        self._lock = threading.RLock()
+        self._tiles = (gate_up, down)
+        self._calls = Calls()
 
     @classmethod
     def from_gguf(
@@ -138,11 +140,10 @@ class Window:
         if is_device_array(x):
             return run_on_device(self, layers, x, out, token_mixer, progress, where)
         x = self._streams(x, where)
-        out = checked_out(out, x.shape, where)
-        n_tokens = x.shape[0]
+        out, n_tokens = checked_out(out, x.shape, where), x.shape[0]
         if n_tokens == 0:
             return out
-        with self._lock:
+        with self._calls.one(where):
             self._core.write("streams", x)
             self._core.clear_faults(n_tokens)
             for layer in layers:
@@ -150,7 +151,8 @@ class Window:
                     self._mix(token_mixer, layer, x.shape)
                 self._core.moe_layer(layer, n_tokens)
                 if progress is not None:
-                    progress(layer, len(layers))
+                    with self._calls.callback():
+                        progress(layer, len(layers))
             faults = self._core.route_faults(n_tokens)
             self._core.read("streams", out)
         if faults:
@@ -160,14 +162,15 @@ class Window:
 
     def _mix(self, token_mixer: TokenMixer, layer: int, shape: tuple[int, ...]) -> None:
         memory = self._core.host_view("streams")
-        if memory is not None:
-            size = int(np.prod(shape))
-            token_mixer(layer, memory[: size * 4].view(np.float32).reshape(shape))
-            return
-        copy = np.empty(shape, np.float32)
-        self._core.read("streams", copy)
-        token_mixer(layer, copy)
-        self._core.write("streams", copy)
+        if memory is None:
+            streams = np.empty(shape, np.float32)
+            self._core.read("streams", streams)
+        else:
+            streams = memory[: int(np.prod(shape)) * 4].view(np.float32).reshape(shape)
+        with self._calls.callback():
+            token_mixer(layer, streams)
+        if memory is None:
+            self._core.write("streams", streams)
 
     # The steps by themselves.
 
@@ -202,7 +205,7 @@ class Window:
         """
         c, mixed = self.config, self._tokens(mixed, np.float32, self.config.dim, "route: mixed")
         t = mixed.shape[0]
-        with self._lock:
+        with self._calls.one("route"):
             self._core.clear_faults(t)
             result = self._step(
                 "route",
@@ -236,7 +239,7 @@ class Window:
             return empty_plan(c.n_experts)
         t, entries = ids.shape[0], ids.size
         blocks = -(-entries // 1024)
-        with self._lock:
+        with self._calls.one("plan"):
             result = self._step(
                 "plan",
                 0,
@@ -258,9 +261,9 @@ class Window:
     def gather(self, plan: Arrays, mixed_half: np.ndarray) -> np.ndarray:
         """rows fp16 [n_rows, D]: mixed_half [T, D] fp16 by row_token; padding rows are zero."""
         mixed_half = self._tokens(mixed_half, np.float16, self.config.dim, "gather: mixed_half")
-        n_rows = int(plan["meta"][0])
-        inputs = self._plan_inputs(plan) | {"mixed_half": mixed_half}
-        shape = (n_rows, self.config.dim)
+        inputs = self._plan_inputs(plan, mixed_half.shape[0], 0, "gather")
+        shape = (inputs["row_token"].size, self.config.dim)
+        inputs["mixed_half"] = mixed_half
         return self._step("gather", 0, mixed_half.shape[0], inputs, {"rows": (shape, np.float16)})["rows"]
 
     def experts(self, layer: int, plan: Arrays, rows: np.ndarray) -> Arrays:
@@ -268,14 +271,15 @@ class Window:
 
         Padding rows of gate, up and expert_out are not written.
         """
-        n_rows = int(plan["meta"][0])
         ffn = self.config.expert_ffn[self._layer(layer, "experts")]
+        inputs = self._plan_inputs(plan, None, layer, "experts")
+        n_rows = inputs["row_token"].size
         rows = checked(rows, np.float16, (n_rows, self.config.dim), "experts: rows")
         return self._step(
             "experts",
             layer,
-            plan["position"].size // self.config.top_k,
-            self._plan_inputs(plan) | {"rows": rows},
+            inputs["position"].size // self.config.top_k,
+            inputs | {"rows": rows},
             {
                 "gate": ((n_rows, ffn), np.float32),
                 "up": ((n_rows, ffn), np.float32),
@@ -308,10 +312,9 @@ class Window:
 
     def combine(self, plan: Arrays, expert_out: np.ndarray) -> np.ndarray:
         """routed fp32 [T, D]: a token's rows of expert_out [n_rows, D], weighted, summed in slot order."""
-        n_rows, dim = int(plan["meta"][0]), self.config.dim
-        expert_out = checked(expert_out, np.float32, (n_rows, dim), "combine: expert_out")
-        t = plan["position"].size // self.config.top_k
-        inputs = self._plan_inputs(plan) | {"expert_out": expert_out}
+        inputs, dim = self._plan_inputs(plan, None, 0, "combine"), self.config.dim
+        inputs["expert_out"] = checked(expert_out, np.float32, (inputs["row_token"].size, dim), "combine: expert_out")
+        t = inputs["position"].size // self.config.top_k
         return self._step("combine", 0, t, inputs, {"routed": ((t, dim), np.float32)})["routed"]
 
     def hc_write(
@@ -334,7 +337,7 @@ class Window:
     @property
     def seconds(self) -> dict[str, float]:
         """Device seconds by step since the window was made (with profile=True, or of steps run by themselves)."""
-        with self._lock:  # a layer that runs adds to them
+        with self._calls.lock:  # a layer that runs adds to them
             return dict(self._core.seconds())
 
     @property
@@ -365,7 +368,7 @@ class Window:
         layer = self._layer(layer, step)
         if n_tokens > self.max_tokens:
             raise ValueError(f"[{step}] expected at most {self.max_tokens} tokens (max_tokens), got {n_tokens}")
-        with self._lock:
+        with self._calls.one(step):
             for name, array in inputs.items():
                 self._core.write(name, array)
             self._core.run_step(step, layer, n_tokens)
@@ -376,9 +379,10 @@ class Window:
         self._core.read(name, array)
         return array
 
-    def _plan_inputs(self, plan: Arrays) -> Arrays:
-        names = ("tiles", "row_token", "row_weight", "position", "meta")
-        return {name: np.ascontiguousarray(plan[name]) for name in names}
+    def _plan_inputs(self, plan: Arrays, n_tokens: int | None, layer: int, where: str) -> Arrays:
+        c, ((rows, wide, *_), down) = self.config, self._tiles
+        columns = (-(-c.expert_ffn[layer] // wide), -(-c.dim // down[1]))
+        return checked_plan(plan, n_tokens, c.top_k, c.n_experts, rows, columns, where)
 
     def _layer(self, layer: int, where: str) -> int:
         if not 0 <= layer < self.config.n_layers:
