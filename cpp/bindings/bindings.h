@@ -5,8 +5,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "expertile/device.h"
 #include "expertile/error.h"
@@ -29,6 +31,26 @@ inline std::byte* contiguous_bytes(const py::array& array, const std::string& wh
   return static_cast<std::byte*>(const_cast<void*>(array.data()));
 }
 
+// Gives the GIL away for its lifetime. A daemon thread that wants it back while the interpreter shuts down is ended by
+// Python (before 3.14) by unwinding its stack; here that would end in std::terminate, and in destructors of Python
+// objects without the GIL. It sleeps instead until the process is gone.
+class GilRelease {
+ public:
+  GilRelease() : state_(PyEval_SaveThread()) {}
+  ~GilRelease() {
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (...) {
+      for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+    }
+  }
+  GilRelease(const GilRelease&) = delete;
+  GilRelease& operator=(const GilRelease&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
 // A device's warning, if it has one, as Python's own. Call with the GIL.
 inline void show_warning(Device& device) {
   const std::string text = device.take_warning();
@@ -39,7 +61,7 @@ inline void show_warning(Device& device) {
 template <class Work>
 auto run_without_gil(Device& device, const Work& work) {
   auto result = [&] {
-    const py::gil_scoped_release release;
+    const GilRelease release;
     return work();
   }();
   show_warning(device);

@@ -177,10 +177,10 @@ void bind_device_classes(py::module_& m) {
           [](Device& d, const BufferRef& to, const BufferRef& from, std::uint64_t bytes) {
             d.copy(to, 0, from, 0, bytes);
           },
-          py::call_guard<py::gil_scoped_release>(), py::arg("to"), py::arg("source"), py::arg("bytes"),
+          py::call_guard<GilRelease>(), py::arg("to"), py::arg("source"), py::arg("bytes"),
           "Copies the first bytes of the buffer `source` to the beginning of `to`, another one of this device.")
       .def(
-          "wait_for_caller", &Device::wait_for_caller, py::call_guard<py::gil_scoped_release>(),
+          "wait_for_caller", &Device::wait_for_caller, py::call_guard<GilRelease>(),
           "Waits for all work that others have put on a cuda device, but on the stream that it was opened with: there, "
           "and on other devices, there is nothing to wait for.")
       .def("__repr__", [](const Device& d) { return std::string("<Device ") + d.kind() + ": " + d.name() + ">"; });
@@ -211,7 +211,7 @@ void bind_device(py::module_& m) {
         py::arg("grid"), py::arg("precision") = "exact");
   m.def("time_kernels", &time_kernels, py::arg("device"), py::arg("calls"), py::arg("layers"), py::arg("repeats"),
         py::arg("precision") = "exact");
-  m.def("measure_peak", &measure_peak, py::call_guard<py::gil_scoped_release>(), py::arg("threads") = 0);
+  m.def("measure_peak", &measure_peak, py::call_guard<GilRelease>(), py::arg("threads") = 0);
   m.def("kernels", [] {
     py::dict table;
     for (const KernelInfo& info : kernel_table()) {

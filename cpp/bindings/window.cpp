@@ -98,7 +98,7 @@ void write_buffer(Window& w, const std::string& name, const py::array& array) {
   const BufferRef buffer = w.buffer(name);
   const std::byte* data = contiguous_bytes(array, name, false);
   const std::uint64_t bytes = check_bytes(buffer, name, array);
-  const py::gil_scoped_release release;
+  const GilRelease release;
   if (bytes > 0) w.device().write(buffer, 0, data, bytes);
 }
 
@@ -106,7 +106,7 @@ void read_buffer(Window& w, const std::string& name, const py::array& array) {
   const BufferRef buffer = w.buffer(name);
   std::byte* data = contiguous_bytes(array, name, true);
   const std::uint64_t bytes = check_bytes(buffer, name, array);
-  const py::gil_scoped_release release;
+  const GilRelease release;
   if (bytes > 0) w.device().read(buffer, 0, data, bytes);
 }
 
@@ -160,14 +160,14 @@ std::shared_ptr<Window> make_window(std::shared_ptr<const Model> model, std::sha
   options.elementwise = elementwise;
   options.precision = precision_from_name(precision);
   options.profile = profile;
-  const py::gil_scoped_release release;
+  const GilRelease release;
   return std::make_shared<Window>(std::move(model), std::move(device), options);
 }
 
 }  // namespace
 
 void bind_window(py::module_& m) {
-  const auto release = py::call_guard<py::gil_scoped_release>();
+  const auto release = py::call_guard<GilRelease>();
   py::class_<Window, std::shared_ptr<Window>>(m, "Window", "What expertile.Window holds.")
       .def(py::init(&make_window), py::arg("model"), py::arg("device"), py::arg("max_tokens"), py::arg("plan"),
            py::arg("gate_up"), py::arg("down"), py::arg("fuse"), py::arg("elementwise"), py::arg("precision"),

@@ -1,6 +1,12 @@
 #include "devices/cpu/thread_pool.h"
 
+#include <pthread.h>
+
+#include <string>
+#include <system_error>
 #include <utility>
+
+#include "expertile/error.h"
 
 #ifdef __linux__
 #include <sched.h>
@@ -22,6 +28,14 @@ thread_local Place place;
 
 // A wait this long costs less than a sleep and a wake; beyond it a core is better given away.
 constexpr int kSpins = 4000;
+
+// How often this process and those that it comes from have forked.
+std::atomic<int> forks{0};
+
+void watch_forks() {
+  static const int watching = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+  static_cast<void>(watching);
+}
 
 inline void pause_briefly() {
 #if defined(__x86_64__) || defined(_M_X64)
@@ -57,19 +71,37 @@ std::byte* ThreadPool::Scratch::grow(std::size_t wanted) {
 }
 
 ThreadPool::ThreadPool(int threads) : scratch_(static_cast<std::size_t>(threads > 0 ? threads : available_threads())) {
+  watch_forks();
+  start_workers();
+}
+
+void ThreadPool::start_workers() {
+  forks_ = forks.load(std::memory_order_relaxed);
   try {
-    for (int worker = 1; worker < this->threads(); ++worker) {
+    for (int worker = 1; worker < threads(); ++worker) {
       workers_.emplace_back([this, worker] { worker_main(worker); });
     }
-  } catch (...) {
+  } catch (const std::system_error& error) {
+    const std::size_t started = workers_.size() + 1;
     stopping_ = true;
     wake_workers();
     for (std::thread& thread : workers_) thread.join();
-    throw;
+    workers_.clear();
+    throw DeviceError(
+        expected_got("threads", std::to_string(threads()) + " of them", std::to_string(started) + ": " + error.what()));
   }
 }
 
+// After a fork the threads are the parent's. They cannot be joined here, so their handles are left behind.
+void ThreadPool::drop_lost_workers() {
+  if (forks_ == forks.load(std::memory_order_relaxed)) return;
+  new std::vector<std::thread>(std::move(workers_));
+  workers_.clear();
+  generation_.store(0, std::memory_order_relaxed);
+}
+
 ThreadPool::~ThreadPool() {
+  drop_lost_workers();
   stopping_ = true;
   wake_workers();
   for (std::thread& thread : workers_) thread.join();
@@ -121,6 +153,10 @@ void ThreadPool::run_erased(std::size_t n_tasks, Call call, void* context) {
     return;
   }
   const std::lock_guard<std::mutex> lock(callers_);
+  if (forks_ != forks.load(std::memory_order_relaxed)) {
+    drop_lost_workers();
+    start_workers();
+  }
   call_ = call;
   context_ = context;
   n_tasks_ = n_tasks;

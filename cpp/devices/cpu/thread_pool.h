@@ -20,7 +20,8 @@ namespace expertile {
 // Tasks are handed out one by one, in ascending order, so that neighbours in memory stay neighbours in time; what a
 // task writes must depend on its index alone, then the result is the same for any number of threads. A call from
 // inside a task runs its tasks one after another, under the worker it came from. The first exception of a task
-// reaches the caller once all workers have stopped; the tasks that have not begun by then are dropped.
+// reaches the caller once all workers have stopped; the tasks that have not begun by then are dropped. A process that
+// forked from one with a pool has none of its threads: its next call starts new ones.
 class ThreadPool {
  public:
   explicit ThreadPool(int threads = 0);
@@ -62,6 +63,8 @@ class ThreadPool {
   };
 
   void run_erased(std::size_t n_tasks, Call call, void* context);
+  void start_workers();
+  void drop_lost_workers();
   void work(int worker);
   void worker_main(int worker);
   void wake_workers();
@@ -70,6 +73,7 @@ class ThreadPool {
   Scratch shared_;
   std::vector<std::thread> workers_;
   std::mutex callers_;  // one outer call at a time
+  int forks_ = 0;       // of this process and those before it, when the workers were started
 
   Call call_ = nullptr;
   void* context_ = nullptr;

@@ -39,6 +39,7 @@ struct LaunchState {
   std::vector<std::uint32_t> shuffled;
   std::atomic<std::uint64_t> next{0};
   std::atomic<bool> stop{false};
+  std::atomic<bool> broken{false};  // a worker stopped in the middle of a threadgroup
   std::mutex mutex;
   std::string error;
   std::uint64_t error_index = std::numeric_limits<std::uint64_t>::max();
@@ -73,6 +74,16 @@ void work(Worker& worker, LaunchState& state) {
   }
   const std::string error = worker.end_launch(state.kernel->info.name);
   if (!error.empty()) state.report(state.count, error);
+}
+
+// The same where an exception would end the process: a thread's, or the caller's while threads run.
+void work_or_report(Worker& worker, LaunchState& state) {
+  try {
+    work(worker, state);
+  } catch (const std::exception& error) {
+    state.broken = true;
+    state.report(state.count, expected_got("kernel " + state.launch->kernel, "memory for its threads", error.what()));
+  }
 }
 
 }  // namespace
@@ -121,11 +132,16 @@ void Emulator::run(const LoweredKernel& kernel, const Launch& launch) {
   const std::uint64_t wanted = std::min<std::uint64_t>(static_cast<std::uint64_t>(options_.threads), state.count);
   while (workers_.size() < wanted) workers_.push_back(std::make_unique<Worker>(state.order, options_.seed));
   std::vector<std::thread> threads;
-  for (std::uint64_t i = 1; i < wanted; ++i) {
-    threads.emplace_back([&, i] { work(*workers_[i], state); });
+  try {
+    for (std::uint64_t i = 1; i < wanted; ++i) {
+      threads.emplace_back([&, i] { work_or_report(*workers_[i], state); });
+    }
+  } catch (const std::exception&) {
+    // The system has no more threads to give: those that there are do the work, with the same result.
   }
-  work(*workers_[0], state);
+  work_or_report(*workers_[0], state);
   for (std::thread& thread : threads) thread.join();
+  if (state.broken) workers_.clear();
   if (!state.error.empty()) throw DeviceError(state.error);
 }
 

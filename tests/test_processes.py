@@ -1,0 +1,109 @@
+"""What surrounds a window: forks, the interpreter's exit, a system without threads or memory to give."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+START = """
+import os, resource, sys, threading, time
+import numpy as np
+import expertile
+from expertile.synth import random_streams, synthetic_model
+
+model = expertile.Model.from_tensors(*synthetic_model("tiny", 1))
+x = random_streams(64, 4, 512)
+"""
+
+
+def run(script: str, *arguments: str) -> str:
+    """The standard output of a script of its own, which must end well and soon."""
+    command = [sys.executable, "-c", START + script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
+    return done.stdout
+
+
+FORK = """
+device = expertile.open_device(sys.argv[1], threads=2)
+window = expertile.Window(model, device, max_tokens=64)
+want = window.moe_layer(0, x)
+child = os.fork()
+same = (window.moe_layer(0, x) == want).all()
+if child == 0:
+    del window, device
+    os._exit(0 if same else 3)
+for _ in range(300):
+    gone, status = os.waitpid(child, os.WNOHANG)
+    if gone:
+        break
+    time.sleep(0.1)
+else:
+    os.kill(child, 9)
+    sys.exit("the child does not end")
+assert same and os.waitstatus_to_exitcode(status) == 0, status
+"""
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="the system forbids it: its own libraries have threads")
+@pytest.mark.parametrize("kind", ["cpu", "emulator"])
+def test_a_forked_process_has_threads_of_its_own(kind: str) -> None:
+    run(FORK, kind)
+
+
+EXIT = """
+window = expertile.Window(model, sys.argv[1], max_tokens=64)
+
+def loop():
+    while True:
+        window.moe_layer(0, x)
+
+for _ in range(3):
+    threading.Thread(target=loop, daemon=True).start()
+time.sleep(0.2 + float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["cpu", "emulator"])
+@pytest.mark.parametrize("wait", ["0", "0.013", "0.031"])
+def test_the_interpreter_exits_under_threads_that_run(kind: str, wait: str) -> None:
+    """A daemon thread in the engine must not take the process down while the interpreter ends."""
+    run(EXIT, kind, wait)
+
+
+SCARCE = """
+device = expertile.open_device("emulator", threads=64)
+window = expertile.Window(model, device, max_tokens=64)
+want = expertile.Window(model, "emulator", max_tokens=64).moe_layer(0, x)
+pages = int(open("/proc/self/statm").read().split()[0])
+for spare in (20, 60, 200, 500):
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (spare << 20), resource.RLIM_INFINITY))
+    try:
+        got = window.moe_layer(0, x)
+        print("same" if (got == want).all() else "other")
+    except (RuntimeError, MemoryError) as error:
+        print("refused:", error)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print("same" if (window.moe_layer(0, x) == want).all() else "other")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sizes of an address space are limited on Linux")
+def test_the_emulator_without_memory_or_threads_refuses_or_is_right() -> None:
+    lines = run(SCARCE).splitlines()
+    print(lines)
+    assert len(lines) == 5 and lines[-1] == "same"
+    assert all(line == "same" or line.startswith("refused: [") for line in lines)
+
+
+def test_more_threads_than_the_system_gives_are_an_error() -> None:
+    script = """
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, resource.RLIM_INFINITY))
+try:
+    expertile.open_device("cpu", threads=100_000)
+except RuntimeError as error:
+    print(error)
+"""
+    assert run(script).startswith("[threads] expected 100000 of them, got ")
