@@ -102,8 +102,8 @@ def test_more_threads_than_the_system_gives_are_an_error() -> None:
     script = """
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, resource.RLIM_INFINITY))
 try:
-    expertile.open_device("cpu", threads=100_000)
+    expertile.open_device("cpu", threads=60_000)
 except RuntimeError as error:
     print(error)
 """
-    assert run(script).startswith("[threads] expected 100000 of them, got ")
+    assert run(script).startswith("[threads] expected 60000 of them, got ")

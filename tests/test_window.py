@@ -168,7 +168,7 @@ def test_wrong_input_is_refused_and_nothing_is_lost(window: expertile.Window) ->
     for out, error in [(np.empty(good.shape, np.float64), TypeError), ([], TypeError), (good[:2].copy(), ValueError)]:
         with pytest.raises(error, match=r"^\[prompt_chunk: out\] expected "):
             window.prompt_chunk(good, out=out)
-    with pytest.raises(ValueError, match=r"expected layer in 0\.\.1, got 2"):
+    with pytest.raises(ValueError, match=r"^\[moe_layer: layer\] expected 0\.\.1, got 2"):
         window.moe_layer(2, good)
     with pytest.raises(ValueError, match=r"^\[plan: ids\[0, 1\]\] expected -1\.\.15, got 16"):
         window.plan(np.array([[0, 16, 1, 2]], np.int32), np.ones((1, 4), np.float32))

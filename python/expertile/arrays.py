@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+
+def whole(value: Any, low: int, high: int, where: str) -> int:
+    """`value`, any kind of whole number, as an int of low..high. Raises ValueError."""
+    try:
+        number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not low <= number <= high:
+        raise ValueError(f"[{where}] expected {low}..{high}, got {value!r}")
+    return number
+
+
+def checked_tile(tile: Any, where: str) -> tuple[int, int, int, int]:
+    """A tile (M, N, K, S) of whole numbers. Raises ValueError."""
+    numbers = list(tile) if isinstance(tile, (tuple, list, np.ndarray)) else []
+    if len(numbers) != 4:
+        raise ValueError(f"[{where}] expected a tile (M, N, K, S), got {tile!r}")
+    rows, columns, inner, simdgroups = (whole(number, 1, 1 << 20, where) for number in numbers)
+    return rows, columns, inner, simdgroups
 
 
 def checked(array: Any, dtype: Any, shape: Sequence[int | None], where: str) -> np.ndarray:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from expertile import _core
 from expertile._core import Device, DeviceStatus
+from expertile.arrays import whole
 from expertile.nvrtc import load_nvrtc
 
 __all__ = ["Device", "DeviceStatus", "list_devices", "open_device"]
+
+MAX_THREADS = 65536
 
 
 def list_devices() -> list[DeviceStatus]:
@@ -66,6 +69,8 @@ def open_device(
         raise ValueError(f"[open_device: metal] expected no stream, got {stream}")
     if matrix:
         return _core.open_metal_device(matrix)
+    threads = whole(threads, 0, MAX_THREADS, "open_device: threads")
+    seed = whole(seed, 0, 2**64 - 1, "open_device: seed")
     load_nvrtc()
     return _core.open_device(
         kind, threads=threads, order=order, seed=seed, guard=guard, stream=stream, instructions=instructions

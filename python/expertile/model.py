@@ -7,7 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from expertile import _core
+from expertile.arrays import whole
 from expertile.layer_weights import TensorLike
+
+COUNTS = ("dim", "n_experts", "top_k", "shared_ffn", "n_streams", "low_rank")
+SIZES = ("n_layers", *COUNTS, "expert_ffn", "rms_eps")
 
 
 class Model:
@@ -33,9 +37,15 @@ class Model:
         Raises ValueError for sizes over a limit or data of the wrong length, GGUFError for a tensor that is missing
         or has the wrong shape.
         """
-        fields = dict(sizes)
-        if isinstance(fields["expert_ffn"], int):
-            fields["expert_ffn"] = [fields["expert_ffn"]] * fields["n_layers"]
+        if set(sizes) != set(SIZES):
+            raise ValueError(f"[Model: sizes] expected {', '.join(SIZES)}, got {', '.join(sizes) or 'none'}")
+        most = 2**31 - 1  # Config.validate() knows the limits; here no number may wrap
+        fields: dict[str, Any] = {name: whole(sizes[name], 0, most, f"Model: {name}") for name in COUNTS}
+        n_layers = whole(sizes["n_layers"], 1, max(len(tensors), 1), "Model: n_layers")  # a layer has tensors
+        ffn = sizes["expert_ffn"]
+        listed = list(ffn) if hasattr(ffn, "__len__") else [ffn] * n_layers
+        fields["expert_ffn"] = [whole(size, 0, most, "Model: expert_ffn") for size in listed]
+        fields |= {"n_layers": n_layers, "rms_eps": float(sizes["rms_eps"])}
         config = _core.Config(**fields)
         core = [_core.Tensor(name, t.type, list(t.shape), t.data) for name, t in tensors.items()]
         return cls(_core.Model(config, core))

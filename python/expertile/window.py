@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from expertile import _core
-from expertile.arrays import checked, checked_out
+from expertile.arrays import checked, checked_out, checked_tile, whole
 from expertile.calls import Calls
 from expertile.device import Device, open_device
 from expertile.device_array import is_device_array, run_on_device
@@ -67,8 +67,8 @@ class Window:
         precision: str = "exact",
         profile: bool = False,
     ) -> None:
-        if not isinstance(max_tokens, int) or max_tokens < 1 or max_tokens > 1 << 20:
-            raise ValueError(f"[Window] expected max_tokens in 1..{1 << 20}, got {max_tokens!r}")
+        max_tokens = whole(max_tokens, 1, 1 << 20, "Window: max_tokens")
+        gate_up, down = checked_tile(gate_up, "Window: gate_up"), checked_tile(down, "Window: down")
         self.model = model
         self.config = model.config
         self.device = device if isinstance(device, Device) else open_device(device, threads=threads)
@@ -351,6 +351,7 @@ class Window:
 
     def program(self, layer: int, n_tokens: int) -> dict[str, Any]:
         """The groups of a layer at this T, what each launch reads and writes, and check_program's faults."""
+        n_tokens = whole(n_tokens, 1, self.max_tokens, "program: n_tokens")
         return dict(self._core.program(self._layer(layer, "program"), n_tokens))
 
     def check_groups(self, layer: int, n_tokens: int, groups: Sequence[Sequence[int]]) -> list[dict[str, str]]:
@@ -385,9 +386,7 @@ class Window:
         return checked_plan(plan, n_tokens, c.top_k, c.n_experts, rows, columns, where)
 
     def _layer(self, layer: int, where: str) -> int:
-        if not 0 <= layer < self.config.n_layers:
-            raise ValueError(f"[{where}] expected layer in 0..{self.config.n_layers - 1}, got {layer}")
-        return layer
+        return whole(layer, 0, self.config.n_layers - 1, f"{where}: layer")
 
     def _streams(self, x: np.ndarray, where: str) -> np.ndarray:
         x = checked(x, np.float32, (None, self.config.n_streams, self.config.dim), where)
