@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import expertile
 from expertile.commands import bench, devices, inspect, parity, prefill, schedule, synth
-from expertile.commands.common import CheckFailed
+from expertile.commands.common import CheckFailed, check_arguments
 
 FAMILIES = (devices, inspect, prefill, synth, parity, bench, schedule)
 
@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2
     try:
+        check_arguments(arguments)
         return int(arguments.run(arguments))
     except BrokenPipeError:
         # The reader has gone (`expertile ... | head`). Python would report it once more while it exits.
@@ -57,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, 1)
     except (ValueError, TypeError, FileNotFoundError, IsADirectoryError) as error:
         return _fail(error, 2)
-    except (RuntimeError, MemoryError, OSError) as error:
+    except MemoryError as error:
+        return _fail(f"[memory] expected enough for this, got less: {error}", 1)
+    except (RuntimeError, OSError) as error:
         return _fail(error, 1)
 
 

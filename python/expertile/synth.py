@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -341,19 +341,24 @@ def _header(keys: Mapping[str, Any], tensors: Mapping[str, SynthTensor]) -> byte
 
 
 @contextlib.contextmanager
-def _whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes its name when it is complete, and leaves nothing behind when it is not."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+def replaced_file(path: Path) -> Iterator[Path]:
+    """Where to write a file that takes its name when it is complete, and leaves nothing behind when it is not.
+
+    A link stays a link: what it points to is replaced. A device or a pipe is a ValueError: it would become a file.
+    """
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        raise ValueError(f"[write] expected a regular file or a new name, got {path}")
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        with unfinished.open("wb") as file:
-            yield file
-        unfinished.replace(path)
+        yield unfinished
+        unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
 
 
 def _write_file(path: Path, keys: Mapping[str, Any], tensors: Mapping[str, SynthTensor]) -> None:
-    with _whole_file(path) as file:
+    with replaced_file(path) as unfinished, unfinished.open("wb") as file:
         file.write(_header(keys, tensors))
         for tensor in tensors.values():
             file.write(np.ascontiguousarray(tensor.data).data)

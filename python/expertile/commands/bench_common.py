@@ -15,18 +15,20 @@ from numpy.typing import NDArray
 
 from expertile import _core, measure, report_json
 from expertile.commands.common import (
+    NOT_NUMPY,
     CheckFailed,
     not_negative,
     parse_routing,
     positive,
-    positive_list,
     random_routing,
     show_table,
     spread,
+    token_list,
 )
 from expertile.commands.layer_parity import BF16_BOUND, EXACT_BOUND, FP16_BOUND
 from expertile.commands.synth import add_model_options
 from expertile.peer.client import PEERS, Peer, find_libraries
+from expertile.plan import MAX_EXPERTS
 from expertile.synth import PRESETS
 
 SEED = 0
@@ -55,7 +57,7 @@ def add_common_options(parser: argparse.ArgumentParser, tokens: list[int]) -> No
     """The options of every bench."""
     text = ",".join(map(str, tokens))
     parser.add_argument(
-        "--tokens", type=positive_list, default=tokens, metavar="LIST", help=f"T, in turn (default {text})"
+        "--tokens", type=token_list, default=tokens, metavar="LIST", help=f"T, in turn (default {text})"
     )
     parser.add_argument("--threads", type=not_negative, default=0, metavar="N", help="threads (default: all)")
     parser.add_argument("--csv", metavar="FILE", help="write the rows as CSV")
@@ -89,7 +91,10 @@ def bench_sizes(arguments: argparse.Namespace) -> dict[str, int]:
         "expert_ffn": arguments.ffn,
         "top_k": arguments.top_k,
     }
-    return {name: int(value or preset[name]) for name, value in given.items()}
+    sizes = {name: int(value or preset[name]) for name, value in given.items()}
+    if sizes["n_experts"] > MAX_EXPERTS:
+        raise ValueError(f"[--experts] expected at most {MAX_EXPERTS}, got {sizes['n_experts']}")
+    return sizes
 
 
 def add_peer(parser: argparse.ArgumentParser) -> None:
@@ -121,21 +126,40 @@ def bench_routing(text: str, n_tokens: int, n_experts: int, top_k: int) -> Case:
             return random_routing(n_tokens, n_experts, top_k, SEED, parse_routing(text))
         except argparse.ArgumentTypeError as error:
             raise ValueError(f"[--routing] {error}") from None
-    with np.load(text) as file:
-        if "ids" not in file:
-            raise ValueError(f"[--routing] expected an array ids in {text}, got {', '.join(file) or 'none'}")
-        ids = np.asarray(file["ids"]).reshape(-1, file["ids"].shape[-1])
-        weights = np.asarray(file["weights"]).reshape(ids.shape) if "weights" in file else None
+    ids, weights = recorded_routing(text)
     if len(ids) < n_tokens or ids.shape[1] != top_k:
         raise ValueError(
             f"[--routing] expected at least {n_tokens} tokens of {top_k} experts, got {len(ids)} of {ids.shape[1]}"
         )
-    ids = np.ascontiguousarray(ids[:n_tokens], np.int32)
+    ids = ids[:n_tokens]
     if ids.min() < 0 or ids.max() >= n_experts:
         raise ValueError(f"[--routing] expected ids in 0..{n_experts - 1}, got {ids.min()}..{ids.max()}")
     if weights is None:
-        return ids, np.full(ids.shape, 1 / top_k, np.float32)
-    return ids, np.ascontiguousarray(weights[:n_tokens], np.float32)
+        return np.ascontiguousarray(ids, np.int32), np.full(ids.shape, 1 / top_k, np.float32)
+    return np.ascontiguousarray(ids, np.int32), np.ascontiguousarray(weights[:n_tokens], np.float32)
+
+
+def recorded_routing(path: str) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """ids [T, K] of a .npz file, and its weights [T, K] where it has some. Raises ValueError."""
+    try:
+        with np.load(path) as file:
+            arrays = {name: np.asarray(file[name]) for name in ("ids", "weights") if name in file}
+            names = ", ".join(file) or "none"
+    except (*NOT_NUMPY, TypeError) as error:  # TypeError: a .npy file under this name
+        raise ValueError(f"[--routing] expected a .npz file of plain arrays, got {path}: {error}") from error
+    if "ids" not in arrays:
+        raise ValueError(f"[--routing] expected an array ids in {path}, got {names}")
+    ids, weights = arrays["ids"], arrays.get("weights")
+    if ids.ndim < 2 or not ids.size or ids.dtype.kind not in "iu":
+        raise ValueError(f"[--routing] expected ids of whole numbers [.., K], got {ids.dtype} {list(ids.shape)}")
+    if weights is not None and (weights.shape != ids.shape or weights.dtype.kind != "f"):
+        raise ValueError(
+            f"[--routing] expected weights of floats {list(ids.shape)}, got {weights.dtype} {list(weights.shape)}"
+        )
+    if weights is not None and not np.isfinite(weights).all():
+        raise ValueError(f"[--routing] expected finite weights in {path}, got {weights[~np.isfinite(weights)][0]}")
+    flat = ids.reshape(-1, ids.shape[-1])
+    return flat, None if weights is None else weights.reshape(flat.shape)
 
 
 # --- accuracy ---------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 import expertile
-from expertile import report_json
+from expertile import _core, report_json
+from expertile.plan import MAX_TOKENS
+
+LARGEST = 2**31 - 1
+# What numpy raises for a file that is none of its own.
+NOT_NUMPY = (ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 class CheckFailed(Exception):
@@ -50,11 +57,13 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def positive(text: str) -> int:
-    """A whole number of at least 1."""
+def positive(text: str, most: int = LARGEST) -> int:
+    """A whole number from 1, that the engine's 32-bit counts can hold."""
     number = int(text) if text.isascii() and text.isdigit() else 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    if number > most:
+        raise argparse.ArgumentTypeError(f"expected at most {most}, got {text!r}")
     return number
 
 
@@ -70,6 +79,16 @@ def positive_list(text: str) -> list[int]:
     return [positive(part.strip()) for part in text.split(",")]
 
 
+def token_list(text: str) -> list[int]:
+    """128,512,2048, each of them a chunk that a window takes."""
+    return [positive(part.strip(), MAX_TOKENS) for part in text.split(",")]
+
+
+def type_list(text: str) -> list[str]:
+    """Words between commas, spelled as GGUF spells its types; "all" stays."""
+    return [word if word == "all" else word.upper() for word in word_list(text)]
+
+
 def word_list(text: str) -> list[str]:
     """Words between commas."""
     words = [part.strip() for part in text.split(",")]
@@ -83,6 +102,10 @@ def tile(text: str) -> tuple[int, int, int, int]:
     numbers = positive_list(text)
     if len(numbers) != 4:
         raise argparse.ArgumentTypeError(f"expected M,N,K,S, got {text!r}")
+    compiled = [tuple(size) for size in _core.tiles()]
+    if tuple(numbers) not in compiled:
+        known = " or ".join(",".join(map(str, size)) for size in compiled)
+        raise argparse.ArgumentTypeError(f"expected {known}, got {text!r}")
     return (numbers[0], numbers[1], numbers[2], numbers[3])
 
 
@@ -165,12 +188,46 @@ def finish(
     return 0 if ok else 1
 
 
-def check_writable(path: str | None, option: str) -> None:
-    """Refuses before the work, not after it, a file that cannot be written."""
-    if path is None:
-        return
-    if not Path(path).absolute().parent.is_dir() or Path(path).is_dir():
-        raise ValueError(f"[{option}] expected a file in a folder that exists, got {path}")
+def check_arguments(arguments: argparse.Namespace) -> None:
+    """What holds for every command: no option is empty, every output can be written and is none of the inputs.
+
+    Before the work, not after it. Raises ValueError.
+    """
+    given = {name: value for name, value in vars(arguments).items() if isinstance(value, str)}
+    positional = {"model": "MODEL.gguf", **({"out": "OUT.gguf"} if arguments.command == "synth" else {})}
+    option = {name: positional.get(name, "--" + name.replace("_", "-")) for name in given}
+    for name, value in given.items():
+        if not value:
+            raise ValueError(f"[{option[name]}] expected a value, got ''")
+    outputs = [name for name in ("out", "json", "csv") if name in given]
+    for name in outputs:
+        check_writable(given[name], option[name], replaced=name == "out")
+    inputs = [name for name in ("model", "ids", "streams", "routing") if name in given]
+    taken: dict[Path, str] = {Path(given[name]).resolve(): name for name in inputs}
+    for name in outputs:
+        path = Path(given[name]).resolve()
+        # --out takes its name once all is done: it may replace the streams that it was made of.
+        if path in taken and (name, taken[path]) != ("out", "streams"):
+            raise ValueError(f"[{option[name]}] expected another file than that of {option[taken[path]]}, got {path}")
+        if path.is_file() or not path.exists():
+            taken[path] = name
+
+
+def check_writable(path: str, option: str, replaced: bool) -> None:
+    """Refuses a file that cannot be written, and leaves no trace. `replaced`: a new file is to take its name."""
+    target = Path(path).resolve()
+    try:
+        if not target.parent.is_dir() or target.is_dir():
+            raise ValueError(f"[{option}] expected a file in a folder that exists, got {path}")
+        if not target.exists():
+            target.open("xb").close()
+            target.unlink()
+        elif target.is_file():
+            target.open("ab").close()
+        elif replaced:
+            raise ValueError(f"[{option}] expected a regular file or a new name, got {path}, a device or a pipe")
+    except OSError as error:
+        raise ValueError(f"[{option}] expected a file that can be written, got {path}: {error.strerror}") from error
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ from expertile.commands.bench_common import (
 from expertile.commands.common import (
     CheckFailed,
     add_command,
-    check_writable,
     finish,
     not_negative,
     open_device,
@@ -93,8 +92,6 @@ def add(stages: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    check_writable(arguments.json, "--json")
-    check_writable(arguments.csv, "--csv")
     chosen = arguments.steps or list(MAKERS)
     for name in chosen:
         if name not in MAKERS:

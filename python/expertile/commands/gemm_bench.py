@@ -37,7 +37,6 @@ from expertile.commands.bench_common import (
 from expertile.commands.common import (
     add_command,
     add_precision,
-    check_writable,
     finish,
     open_device,
     positive,
@@ -93,8 +92,6 @@ def add(stages: Any) -> None:
 
 
 def run_dense(arguments: argparse.Namespace) -> int:
-    check_writable(arguments.json, "--json")
-    check_writable(arguments.csv, "--csv")
     device = open_device(arguments.device, arguments.threads)
     size = arguments.tile or DEFAULT_TILE
     chosen = known_formats(arguments.formats, "gemm_dense", size, arguments.inner)

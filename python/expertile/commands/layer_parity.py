@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 import expertile
 from expertile import _core, measure, quants, reference
 from expertile.commands.common import (
-    check_writable,
     finish,
     open_device,
     present_kinds,
@@ -74,7 +73,6 @@ def devices_for(arguments: argparse.Namespace) -> list[Any]:
 
 def run_dense(arguments: argparse.Namespace) -> int:
     """y = W x for random W of every type, with every tile."""
-    check_writable(arguments.json, "--json")
     kernels = _core.kernels()
     formats = {name: row[0] for name, row in _core.types().items()}
     tiles = [arguments.tile] if arguments.tile else [tuple(entry) for entry in _core.tiles()]
@@ -141,7 +139,6 @@ def dense_row(
 
 def run_prompt(arguments: argparse.Namespace) -> int:
     """The dense parts of a layer, each fed the reference's arrays."""
-    check_writable(arguments.json, "--json")
     model = synthetic(arguments.preset, layers=1, seed=SEED)
     weights = LayerWeights.from_model(model, 0)
     rows: list[dict[str, Any]] = []

@@ -42,7 +42,6 @@ from expertile.commands.bench_common import (
 from expertile.commands.common import (
     add_command,
     add_precision,
-    check_writable,
     finish,
     human_bytes,
     open_device,
@@ -88,8 +87,6 @@ def add(stages: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    check_writable(arguments.json, "--json")
-    check_writable(arguments.csv, "--csv")
     sizes = bench_sizes(arguments)
     if arguments.formats is not None:
         return run_formats(arguments, sizes)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import expertile
 from expertile import measure, reference
-from expertile.commands.common import check_writable, finish, random_routing, say
+from expertile.commands.common import finish, random_routing, say
 from expertile.commands.layer_parity import BF16_BOUND, EXACT_BOUND, FP16_BOUND, SEED, devices_for, gemm_row, verdict
 from expertile.commands.plan_parity import Routing, byte_difference, differing_bytes, plan_reference
 from expertile.commands.synth import synthetic
@@ -52,7 +52,6 @@ class LastExpert(LayerWeights):
 
 def run_moe(arguments: argparse.Namespace) -> int:
     """Runs all T on all devices, then goes through the experts once for all of them."""
-    check_writable(arguments.json, "--json")
     model = synthetic(arguments.preset, layers=1, gu=arguments.gu, dn=arguments.dn, seed=SEED)
     tiles = {"gate_up": arguments.tile, "down": arguments.dtile}
     given = {name: chosen for name, chosen in tiles.items() if chosen is not None}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from expertile.commands.common import add_command, add_precision, positive_list, tile, word_list
+from expertile.commands.common import add_command, add_precision, tile, token_list, type_list
 from expertile.commands.layer_parity import run_dense, run_prompt
 from expertile.commands.moe_parity import run_moe
 from expertile.commands.plan_parity import run_plan
@@ -27,25 +27,25 @@ def add(subparsers: Any) -> None:
         stages, "plan", run_plan, "every variant of the plan and the gather, byte for byte", device="all present"
     )
     plan.add_argument(
-        "--tokens", type=positive_list, metavar="LIST", help="only these T (default 128,512,1024,2048 and odd sizes)"
+        "--tokens", type=token_list, metavar="LIST", help="only these T (default 128,512,1024,2048 and odd sizes)"
     )
     moe = add_command(stages, "moe", run_moe, "plan, gather and the routed experts of a layer", device=SEE_PRESET)
     moe.add_argument(
-        "--tokens", type=positive_list, default=[128, 256], metavar="LIST", help="T, in turn (default 128,256)"
+        "--tokens", type=token_list, default=[128, 256], metavar="LIST", help="T, in turn (default 128,256)"
     )
     moe.add_argument("--gu", metavar="TYPE", help="type of gate and up (default IQ2_XS)")
     moe.add_argument("--dn", metavar="TYPE", help="type of down (default IQ4_NL)")
     moe.add_argument("--tile", type=tile, metavar="M,N,K,S", help="tile of gate and up")
     moe.add_argument("--dtile", type=tile, metavar="M,N,K,S", help="tile of down")
     dense = add_command(stages, "dense", run_dense, "the dense GEMM of every type", device="all present")
-    dense.add_argument("--tokens", type=positive_list, default=[33], metavar="LIST", help="T, in turn (default 33)")
-    dense.add_argument("--formats", type=word_list, metavar="LIST", help="types (default: all that have a kernel)")
+    dense.add_argument("--tokens", type=token_list, default=[33], metavar="LIST", help="T, in turn (default 33)")
+    dense.add_argument("--formats", type=type_list, metavar="LIST", help="types (default: all that have a kernel)")
     dense.add_argument("--tile", type=tile, metavar="M,N,K,S", help="only this tile (default: all)")
     for stage in (moe, dense):
         add_precision(stage)
     prompt = add_command(stages, "prompt", run_prompt, "router, hyper-connection, shared expert", device=SEE_PRESET)
     prompt.add_argument(
-        "--tokens", type=positive_list, default=[33, 128], metavar="LIST", help="T, in turn (default 33,128)"
+        "--tokens", type=token_list, default=[33, 128], metavar="LIST", help="T, in turn (default 33,128)"
     )
     for stage, preset in ((moe, "flash-next"), (prompt, "tiny")):
         stage.add_argument(

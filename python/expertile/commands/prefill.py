@@ -18,10 +18,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import expertile
 from expertile import _core, quants, report_json
 from expertile.commands.common import (
+    NOT_NUMPY,
     CheckFailed,
     add_command,
     add_precision,
-    check_writable,
     finish,
     human_bytes,
     not_negative,
@@ -31,7 +31,7 @@ from expertile.commands.common import (
     show_table,
 )
 from expertile.commands.synth import DEFAULT_LAYERS, add_model_options, model_sizes, synthetic
-from expertile.synth import random_streams
+from expertile.synth import random_streams, replaced_file
 
 DEFAULT_TOKENS = 512
 STREAM_BLOCK = 256  # random streams are drawn by blocks of so many tokens, whatever the chunk
@@ -110,8 +110,6 @@ class Job:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    check_writable(arguments.out, "--out")
-    check_writable(arguments.json, "--json")
     device = open_device(arguments.device, arguments.threads)
     started = time.perf_counter()
     model, label = load_model(arguments)
@@ -203,9 +201,11 @@ def open_source(arguments: argparse.Namespace, model: Any) -> Source:
 
 def load_array(path: str, option: str) -> NDArray[Any]:
     """A .npy file, mapped; nothing is unpickled."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise ValueError(f"[{option}] expected a .npy file, got {path}, which is no regular file")
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except NOT_NUMPY as error:
         raise ValueError(f"[{option}] expected a .npy file of plain numbers, got {path}: {error}") from error
     if not isinstance(array, np.ndarray):
         raise ValueError(f"[{option}] expected a .npy file, got the archive {path}")
@@ -217,7 +217,7 @@ def embedding(model: Any, ids: NDArray[Any]) -> Any:
     tensor = model.tensors.get("token_embd.weight")
     if tensor is None:
         raise ValueError("[--ids] expected a model with token_embd.weight, got none; give --streams instead")
-    dim, vocabulary = tensor.shape
+    dim, vocabulary = tensor.shape if len(tensor.shape) == 2 else (tensor.shape[0], 1)
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= vocabulary):
         raise ValueError(f"[--ids] expected ids 0..{vocabulary - 1}, got {int(ids.min())}..{int(ids.max())}")
     table = np.asarray(tensor.data).reshape(vocabulary, -1)
@@ -234,14 +234,10 @@ def output_file(path: str | None, shape: tuple[int, int, int]) -> Iterator[NDArr
     if path is None:
         yield None
         return
-    part = Path(f"{path}.part")
-    try:
+    with replaced_file(Path(path)) as part:
         out = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)
         yield out
         out.flush()
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def run_chunks(window: Any, source: Source, chunk: int, n_layers: int, out: NDArray[np.float32] | None) -> Job:

@@ -8,7 +8,7 @@ from typing import Any
 
 import expertile
 from expertile import report_json
-from expertile.commands.common import add_command, check_writable, finish, human_bytes, not_negative, positive, say
+from expertile.commands.common import add_command, finish, human_bytes, not_negative, positive, say
 from expertile.quants import tensor_bytes
 from expertile.synth import PRESETS, synthetic_model, write_gguf
 
@@ -34,8 +34,6 @@ def add_model_options(parser: argparse.ArgumentParser, name: str, text: str, def
 
 def run(arguments: argparse.Namespace) -> int:
     """The same preset, layers, types and seed give the same file, and what `prefill --synthetic` runs."""
-    check_writable(arguments.out, "OUT.gguf")
-    check_writable(arguments.json, "--json")
     layers = arguments.layers or DEFAULT_LAYERS
     gate_up, down = expert_types(arguments)
     check_memory(arguments.preset, layers, gate_up, down)
