@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from expertile import cli
+from expertile import GGUFError, _core, cli, open_gguf
 from expertile.synth import SynthTensor, synthetic_model, write_gguf
 
 PREFILL = ("prefill", "--synthetic", "tiny", "--layers", "1", "--tokens", "2")
@@ -181,3 +183,22 @@ def test_a_vocabulary_of_one_token(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", sizes, tensors)
     np.save(tmp_path / "ids.npy", np.zeros(3, np.int8))
     assert cli.main(["prefill", str(tmp_path / "model.gguf"), "--ids", str(tmp_path / "ids.npy")]) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a file system whose names are any bytes")
+def test_a_file_name_that_is_not_utf8(tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path)
+    model, out = folder + b"/m\xff.gguf", folder + b"/y\xfe.npy"
+    command = [sys.executable, "-c", "import sys; from expertile.cli import main; sys.exit(main())"]
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    for arguments in (
+        [b"synth", model],
+        [b"inspect", model],
+        [b"prefill", model, b"--tokens", b"2", b"--out", out, b"--json", out + b".json"],
+    ):
+        done = subprocess.run([*command, *arguments], capture_output=True, env=strict, timeout=60)
+        assert done.returncode == 0, done.stderr
+    assert Path(os.fsdecode(out)).exists() and open_gguf(model).config.n_layers == 2
+    with pytest.raises(GGUFError, match=r"^\[.*/none\udcff\.gguf: file\] expected a readable file, got "):
+        open_gguf(folder + b"/none\xff.gguf")
+    assert _core.read_gguf(model).paths == [os.fsdecode(model)]

@@ -57,6 +57,13 @@ inline void show_warning(Device& device) {
   if (!text.empty() && PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) != 0) throw py::error_already_set();
 }
 
+// A file's name as Python has it, whatever its bytes are.
+inline py::object path_text(const std::string& path) {
+  PyObject* text = PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<py::ssize_t>(path.size()));
+  if (text == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(text);
+}
+
 // What work() gives, which runs on the device without the GIL; a warning of the device's is shown after it.
 template <class Work>
 auto run_without_gil(Device& device, const Work& work) {

@@ -138,7 +138,7 @@ void bind_model(py::module_& m) {
       .def_property_readonly("type", [](const Tensor& t) { return type_info(t.type).name; })
       .def_property_readonly("shape", [](const Tensor& t) { return py::tuple(py::cast(t.shape)); })
       .def_readonly("bytes", &Tensor::bytes)
-      .def_readonly("path", &Tensor::path)
+      .def_property_readonly("path", [](const Tensor& t) { return path_text(t.path); })
       .def_readonly("file_offset", &Tensor::file_offset)
       .def_property_readonly("data", &tensor_data);
   py::class_<Config>(m, "Config", kConfigDoc)
@@ -165,7 +165,12 @@ void bind_model(py::module_& m) {
       .def_readonly("config", &Model::config)
       .def_property_readonly("tensors", [](const Model& model) { return model.tensors; });
   py::class_<GGUFFile>(m, "GGUFFile", "All that a GGUF file says, of any architecture.")
-      .def_readonly("paths", &GGUFFile::paths)
+      .def_property_readonly("paths",
+                             [](const GGUFFile& file) {
+                               py::list paths;
+                               for (const std::string& path : file.paths) paths.append(path_text(path));
+                               return paths;
+                             })
       .def_property_readonly("metadata", &file_metadata)
       .def_property_readonly("tensors", [](const GGUFFile& file) { return file.tensors; })
       .def_readonly("unknown_types", &GGUFFile::unknown_types);

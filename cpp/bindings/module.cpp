@@ -4,17 +4,31 @@
 namespace py = pybind11;
 using namespace expertile;
 
+namespace {
+
+// Messages name files, whose names may be no UTF-8.
+void set_error(PyObject* type, const char* what) {
+  const py::object text = bindings::path_text(what);
+  PyErr_SetObject(type, text.ptr());
+}
+
+}  // namespace
+
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The C++ engine of expertile.";
   m.attr("__version__") = EXPERTILE_VERSION;
   m.attr("__commit__") = EXPERTILE_COMMIT;
-  py::register_exception<GGUFError>(m, "GGUFError", PyExc_RuntimeError).attr("__doc__") =
+  auto gguf_exception = py::exception<GGUFError>(m, "GGUFError", PyExc_RuntimeError);
+  gguf_exception.attr("__doc__") =
       "A GGUF file that is broken or holds no model of this engine; the message names the file and the field.";
+  static PyObject* const gguf_error = gguf_exception.release().ptr();
   py::register_exception_translator([](std::exception_ptr error) {
     try {
       if (error) std::rethrow_exception(error);
     } catch (const DeviceError& e) {
       PyErr_SetString(PyExc_RuntimeError, e.what());
+    } catch (const GGUFError& e) {
+      set_error(gguf_error, e.what());
     }
   });
   bindings::bind_device(m);

@@ -7,6 +7,7 @@ Exit codes: 0 done; 1 a check failed, or the file, the device or the input's num
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -41,6 +42,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a file's name may hold bytes that no encoding has
+            stream.reconfigure(errors="backslashreplace")
     try:
         arguments = build_parser().parse_args(argv)
     except SystemExit as stop:

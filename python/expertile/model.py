@@ -61,4 +61,4 @@ def open_gguf(path: str | os.PathLike[str]) -> Model:
     The file is mapped, not read; its sizes and types come from the file. Raises GGUFError naming the file and the
     field that is wrong.
     """
-    return Model(_core.open_gguf(os.fspath(path)))
+    return Model(_core.open_gguf(os.fsencode(path)))
