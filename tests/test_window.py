@@ -315,6 +315,29 @@ def test_two_threads_may_call_one_window(window: expertile.Window) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+def test_windows_on_one_device_run_from_any_threads(device: Any) -> None:
+    model = expertile.open_gguf(GOLDEN / "tiny" / "model.gguf")
+    x = random_streams(9, model.config.n_streams, model.config.dim)
+    windows = [expertile.Window(model, device, max_tokens=9) for _ in range(3)]
+    want = windows[0].moe_layer(0, x)
+    wrong: list[str] = []
+
+    def work(window: expertile.Window) -> None:
+        try:
+            for _ in range(10):
+                if (window.moe_layer(0, x) != want).any():
+                    wrong.append("other bits")
+        except RuntimeError as error:
+            wrong.append(str(error))
+
+    threads = [threading.Thread(target=work, args=(window,)) for window in windows]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
 def test_threads_do_not_change_a_bit(device_name: str) -> None:
     path, arrays = golden("tiny")
     results = [

@@ -1,5 +1,6 @@
 // emulator_device.cpp: the emulator behind the five methods of a device.
 #include <chrono>
+#include <mutex>
 
 #include "devices/emulator/emulator.h"
 #include "devices/host_buffer.h"
@@ -45,6 +46,7 @@ class EmulatorDevice : public Device {
   }
 
   double run(const Program& program) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
     const auto start = std::chrono::steady_clock::now();
     for (const Group& group : program.groups) {
       // Launches of a group have no order among them: what holds in one must hold in any.
@@ -69,6 +71,7 @@ class EmulatorDevice : public Device {
 
   Emulator emulator_;
   bool guard_;
+  std::mutex mutex_;  // one program at a time: the workers are shared
 };
 
 }  // namespace
