@@ -129,3 +129,25 @@ def test_copies_stay_inside_their_buffers(window: expertile.Window, x: np.ndarra
     got = np.empty(4, np.float32)
     window.device.read(small, got)
     assert got.tolist() == [0, 70, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "where"),
+    [
+        ((-1, 4), np.float32, "shape"),
+        ((2.5,), np.float32, "shape"),
+        ((1 << 62, 8), np.float32, "shape"),
+        ((1 << 33, 1 << 33), np.float32, "shape"),
+        ((1 << 70,), np.int8, "shape"),
+        ((2,), object, "dtype"),
+    ],
+    ids=str,
+)
+def test_a_shape_without_a_size_is_refused(device: Any, shape: tuple[Any, ...], dtype: Any, where: str) -> None:
+    """2^62 rows of 8 fp32 wrapped to no bytes at all."""
+    for make in (DeviceArray.empty, lambda d, *rest: DeviceArray(d, 4096, *rest)):
+        with pytest.raises(ValueError, match=rf"^\[DeviceArray: {where}\] expected .*, got "):
+            make(device, shape, dtype)
+    for address in (-5, 1 << 64, None):
+        with pytest.raises(ValueError, match=r"^\[DeviceArray: address\] expected .*, got "):
+            DeviceArray(device, address, (2,), np.float32)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from expertile.arrays import whole
 from expertile.device import Device
 from expertile.route_error import RouteError
 
@@ -45,20 +47,17 @@ class DeviceArray:
         writable: bool = True,
     ) -> None:
         self.device = device
-        self.shape = tuple(int(n) for n in shape)
-        self.dtype = np.dtype(dtype)
+        self.shape, self.dtype, self.nbytes = array_size(shape, dtype)
         self.owner = owner
         self.writable = writable
-        self.address = int(address)
-        self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        self.address = whole(address, 0, 2**64 - 1, "DeviceArray: address")
         # None: an array of no elements has no memory.
         self.buffer = device.adopt(self.address, self.nbytes) if self.nbytes else None
 
     @classmethod
     def empty(cls, device: Device, shape: Sequence[int], dtype: Any) -> DeviceArray:
         """New memory of the device, with any content."""
-        nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        owner = device.alloc(max(nbytes, 1))
+        owner = device.alloc(max(array_size(shape, dtype)[2], 1))
         return cls(device, owner.address, shape, dtype, owner)
 
     @classmethod
@@ -101,6 +100,17 @@ class DeviceArray:
 
     def __repr__(self) -> str:
         return f"<DeviceArray of {self.device.kind}: {self.dtype} {list(self.shape)}>"
+
+
+def array_size(shape: Sequence[int], dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """The shape as whole numbers, the type, and the bytes of both, which do not wrap. Raises ValueError."""
+    sizes, kind = tuple(whole(n, 0, 2**62, "DeviceArray: shape") for n in shape), np.dtype(dtype)
+    if kind.hasobject:
+        raise ValueError(f"[DeviceArray: dtype] expected plain numbers, got {kind}")
+    nbytes = math.prod(sizes) * kind.itemsize
+    if nbytes >= 2**62:
+        raise ValueError(f"[DeviceArray: shape] expected less than 2^62 bytes, got {nbytes} of {list(sizes)}")
+    return sizes, kind, nbytes
 
 
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
