@@ -42,10 +42,11 @@ def refused(capsys: Any, *arguments: Any, code: int = 2) -> str:
         ("synth", ""),
         ("devices", "--json", ""),
         ("bench", "moe", "--peer", "ggml", "--peer-lib", ""),
+        ("schedule", "model.gguf", "--preset", "tiny"),
     ],
     ids=" ".join,
 )
-def test_an_empty_value_is_refused_not_ignored(capsys: Any, arguments: tuple[str, ...]) -> None:
+def test_a_value_that_would_go_unused_is_refused(capsys: Any, arguments: tuple[str, ...]) -> None:
     refused(capsys, *arguments)
 
 

@@ -15,17 +15,17 @@ from expertile.synth import PRESETS
 def add(subparsers: Any) -> None:
     parser = add_command(subparsers, "schedule", run, "the groups of a layer, and the verdict on their barriers")
     parser.add_argument("model", nargs="?", metavar="MODEL.gguf", help="a GGUF file (default: a synthetic tiny model)")
-    parser.add_argument(
-        "--preset", choices=sorted(PRESETS), default="tiny", help="sizes of the synthetic model (default tiny)"
-    )
+    parser.add_argument("--preset", choices=sorted(PRESETS), help="sizes of the synthetic model (default tiny)")
     parser.add_argument("--layer", type=int, default=0, metavar="N", help="the layer (default 0)")
     parser.add_argument("--tokens", type=positive, default=512, metavar="N", help="tokens in the chunk (default 512)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 1 when the program of any plan variant has a fault."""
+    if arguments.model and arguments.preset:
+        raise ValueError(f"[--preset] expected no MODEL.gguf beside it, got {arguments.model}")
     device = open_device(arguments.device)
-    model = expertile.open_gguf(arguments.model) if arguments.model else synthetic(arguments.preset, layers=1)
+    model = expertile.open_gguf(arguments.model) if arguments.model else synthetic(arguments.preset or "tiny", layers=1)
     if not 0 <= arguments.layer < model.config.n_layers:
         raise ValueError(f"[--layer] expected 0..{model.config.n_layers - 1}, got {arguments.layer}")
     default = expertile.Window(model, device=device, max_tokens=arguments.tokens)
