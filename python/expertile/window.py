@@ -69,8 +69,7 @@ class Window:
     ) -> None:
         max_tokens = whole(max_tokens, 1, 1 << 20, "Window: max_tokens")
         gate_up, down = checked_tile(gate_up, "Window: gate_up"), checked_tile(down, "Window: down")
-        self.model = model
-        self.config = model.config
+        self.model, self.config = model, model.config
         self.device = device if isinstance(device, Device) else open_device(device, threads=threads)
         self.max_tokens = max_tokens
         self.precision = precision
