@@ -86,6 +86,13 @@ inline void put_nibble_halves(Sink& sink, int i, Table table, const std::uint8_t
   sink.put(i + 1, high);
 }
 
+// a * b + c, for scales and codes: their products are exact, so that one rounding and two are the same.
+inline Vector multiply_add(Vector a, Vector b, Vector c) {
+  EXPERTILE_UNROLL
+  for (int i = 0; i < Simd::kParts; ++i) c.part[i] = Simd::fused(a.part[i], b.part[i], c.part[i]);
+  return c;
+}
+
 // The codes of a block of 256 weights, one a byte, made 32 at a time.
 struct Codes {
   alignas(64) std::uint8_t code[256];
@@ -197,7 +204,7 @@ struct Q5_1 {
     for (int i = 0; i < 2; ++i) {
       const Bytes low = i == 0 ? low_nibbles(q) : high_nibbles(q);
       const Bytes code = Simd::bit_or(low, Simd::spread_bits((high >> (16 * i)) & 0xffff, 16));
-      sink.put(i, Simd::round_half(Simd::add(Simd::multiply(Simd::from_signed(code), d), m)));
+      sink.put(i, Simd::round_half(multiply_add(Simd::from_signed(code), d, m)));
     }
   }
 };
@@ -259,25 +266,25 @@ struct Q3_K {
 };
 
 // The 8 pairs (scale, least) of Q4_K and Q5_K, 6 bits each in 12 bytes.
-inline void k_scales(const std::uint8_t* p, float* scale, float* least) {
+inline void k_scales(const std::uint8_t* p, float* scale, float* minus_least) {
   const std::uint32_t a = load_u32(p + 4), b = load_u32(p + 8), c = load_u32(p + 12);
   const std::uint32_t word[4] = {a & 0x3f3f3f3fu, (c & 0x0f0f0f0fu) | (((a >> 6) & 0x03030303u) << 4), b & 0x3f3f3f3fu,
                                  ((c >> 4) & 0x0f0f0f0fu) | (((b >> 6) & 0x03030303u) << 4)};
-  const float factors[2] = {Simd::half_at(p), Simd::half_at(p + 2)};
+  const float factors[2] = {Simd::half_at(p), -Simd::half_at(p + 2)};
   alignas(64) float both[16];
   Simd::store(both, Simd::multiply(Simd::pairs(factors), Simd::from_signed(Simd::load_bytes(word))));
   std::memcpy(scale, both, 32);
-  std::memcpy(least, both + 8, 32);
+  std::memcpy(minus_least, both + 8, 32);
 }
 
 struct Q4_K {
   static constexpr std::size_t elements = 256, bytes = 144;
   template <class Sink>
   static void decode(const std::uint8_t* p, Sink& sink) {
-    float scale[8], least[8];
-    k_scales(p, scale, least);
+    float scale[8], minus_least[8];
+    k_scales(p, scale, minus_least);
     const auto table = [&](int i) {
-      return Simd::table(Simd::subtract(Simd::multiply(Simd::all(scale[i]), Simd::load(kCount)), Simd::all(least[i])));
+      return Simd::table(multiply_add(Simd::all(scale[i]), Simd::load(kCount), Simd::all(minus_least[i])));
     };
     for (int i = 0; i < 8; i += 2) {
       const Table lower = table(i), upper = table(i + 1);
@@ -295,8 +302,8 @@ struct Q5_K {
   static constexpr std::size_t elements = 256, bytes = 176;
   template <class Sink>
   static void decode(const std::uint8_t* p, Sink& sink) {
-    float scale[8], least[8];
-    k_scales(p, scale, least);
+    float scale[8], minus_least[8];
+    k_scales(p, scale, minus_least);
     const Wide high = Simd::load_wide(p + 16);
     Codes codes;
     EXPERTILE_UNROLL
@@ -306,8 +313,9 @@ struct Q5_K {
     }
     codes.done();
     for (int i = 0; i < 16; ++i) {
-      const Vector product = Simd::multiply(Simd::from_signed(codes[i]), Simd::all(scale[i / 2]));
-      sink.put(i, Simd::round_half(Simd::subtract(product, Simd::all(least[i / 2]))));
+      const Vector value =
+          multiply_add(Simd::from_signed(codes[i]), Simd::all(scale[i / 2]), Simd::all(minus_least[i / 2]));
+      sink.put(i, Simd::round_half(value));
     }
   }
 };
