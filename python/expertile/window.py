@@ -41,7 +41,7 @@ class Window:
                 device's default: "vector" on cuda, where it moves 1.4 times the bytes a second
     precision   how the experts' GEMMs (the routed and the shared one's) take their weights: "exact", as halves, within
                 1e-3 of the float reference; "bf16", on cpu alone, rounded once more, within 4e-3: faster with AMX's
-                tiles from some forty rows an expert on, slower with few. All else stays exact: its sums choose the
+                tiles from some twenty rows an expert on, no faster with few. All else stays exact: its sums choose the
                 experts.
     profile     time every step by itself (`seconds`)
 
