@@ -184,8 +184,7 @@ std::string default_plan(const std::string& device_kind, std::uint32_t n_tokens)
   };
   static constexpr Row kTable[] = {
       // One core of an EPYC 7001, 512 experts, 10 a token, us a layer without and with the middle launch: 205 and 220
-      // at
-      // 8,192 tokens, 1,399 and 1,702 at 32,768, 7,446 and 8,058 at 131,072.
+      // at 8,192 tokens, 1,399 and 1,702 at 32,768, 7,446 and 8,058 at 131,072.
       {"cpu", 0, "two_dispatch_counts"},
       {"emulator", 0, "two_dispatch"},
       {"metal", 0, "two_dispatch"},

@@ -40,14 +40,6 @@ alignas(64) constexpr std::uint16_t kFirstCode[4][32] = {
     {24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24,
      28, 28, 28, 28, 28, 28, 28, 28, 28, 28, 28, 28, 28, 28, 28, 28}};
 
-// 32 codes as words, of four grid entries.
-inline __m512i grid_words(const std::uint8_t* grid, const std::uint16_t* place) {
-  const auto entry = [&](int i) { return Simd::load_bytes(grid + place[i]); };
-  __m512i words = _mm512_inserti32x4(_mm512_castsi128_si512(entry(0)), entry(1), 1);
-  words = _mm512_inserti32x4(words, entry(2), 2);
-  return _mm512_inserti32x4(words, entry(3), 3);
-}
-
 template <bool Exact>
 void pack_iq2_xs(const std::uint8_t* p, std::size_t n, std::uint32_t* high, std::uint32_t* low) {
   const auto* grid = reinterpret_cast<const std::uint8_t*>(expertile::cpu::grid_codes.iq2_xs_words);
@@ -67,7 +59,7 @@ void pack_iq2_xs(const std::uint8_t* p, std::size_t n, std::uint32_t* high, std:
       EXPERTILE_UNROLL
       for (int i = 0; i < 4; ++i, high += 16, low += Exact ? 16 : 0) {
         const int at = 16 * half + 4 * i;
-        const __m512i codes = _mm512_or_si512(grid_words(grid, place + at), _mm512_load_si512(kFirstCode[i]));
+        const __m512i codes = _mm512_or_si512(Simd::load_pieces(grid, place + at), _mm512_load_si512(kFirstCode[i]));
         table.look_up(codes, load_u32(signs + at), high, low);
       }
     }

@@ -164,12 +164,16 @@ struct Simd : BytesX86 {
     const __m512i lanes = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
     return {{_mm512_permutexvar_ps(_mm512_add_epi32(lanes, _mm512_set1_epi32(4 * quad)), v.part[0])}};
   }
-  // The values of 16 codes, a lane each, in four pieces of a grid.
-  static Vector look_up_lanes(Table t, const std::uint8_t* grid, const std::uint16_t* place) {
+  // Four pieces of a grid, of 16 bytes each, whose places are in bytes.
+  static __m512i load_pieces(const std::uint8_t* grid, const std::uint16_t* place) {
     const auto piece = [&](int i) { return _mm_load_si128(reinterpret_cast<const __m128i*>(grid + place[i])); };
     __m512i codes = _mm512_inserti32x4(_mm512_castsi128_si512(piece(0)), piece(1), 1);
     codes = _mm512_inserti32x4(codes, piece(2), 2);
-    return {{_mm512_permutexvar_ps(_mm512_inserti32x4(codes, piece(3), 3), t)}};
+    return _mm512_inserti32x4(codes, piece(3), 3);
+  }
+  // The values of 16 codes, a lane each, in four pieces of a grid.
+  static Vector look_up_lanes(Table t, const std::uint8_t* grid, const std::uint16_t* place) {
+    return {{_mm512_permutexvar_ps(load_pieces(grid, place), t)}};
   }
   // 16 codes of 0..3, a lane each, out of the four values at p.
   static Vector look_up_four(const float* p, const std::uint8_t* first, const std::uint8_t* second) {

@@ -93,11 +93,12 @@ void ThreadPool::start_workers() {
 }
 
 // After a fork the threads are the parent's. They cannot be joined here, so their handles are left behind.
-void ThreadPool::drop_lost_workers() {
-  if (forks_ == forks.load(std::memory_order_relaxed)) return;
+bool ThreadPool::drop_lost_workers() {
+  if (forks_ == forks.load(std::memory_order_relaxed)) return false;
   new std::vector<std::thread>(std::move(workers_));
   workers_.clear();
   generation_.store(0, std::memory_order_relaxed);
+  return true;
 }
 
 ThreadPool::~ThreadPool() {
@@ -153,10 +154,7 @@ void ThreadPool::run_erased(std::size_t n_tasks, Call call, void* context) {
     return;
   }
   const std::lock_guard<std::mutex> lock(callers_);
-  if (forks_ != forks.load(std::memory_order_relaxed)) {
-    drop_lost_workers();
-    start_workers();
-  }
+  if (drop_lost_workers()) start_workers();
   call_ = call;
   context_ = context;
   n_tasks_ = n_tasks;

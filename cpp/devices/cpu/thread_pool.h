@@ -64,7 +64,7 @@ class ThreadPool {
 
   void run_erased(std::size_t n_tasks, Call call, void* context);
   void start_workers();
-  void drop_lost_workers();
+  bool drop_lost_workers();  // whether there had been a fork
   void work(int worker);
   void worker_main(int worker);
   void wake_workers();
