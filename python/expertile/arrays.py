@@ -29,14 +29,23 @@ def checked_tile(tile: Any, where: str) -> tuple[int, int, int, int]:
     return rows, columns, inner, simdgroups
 
 
+def fits(shape: Sequence[int], want: Sequence[int | None]) -> bool:
+    """Whether `shape` is what is wanted; None stands for any size."""
+    return len(shape) == len(want) and all(n in (None, m) for n, m in zip(want, shape, strict=True))
+
+
+def shape_text(want: Sequence[int | None]) -> str:
+    """[33, *, 512]: any size is a star."""
+    return f"[{', '.join('*' if n is None else str(n) for n in want)}]"
+
+
 def checked(array: Any, dtype: Any, shape: Sequence[int | None], where: str) -> np.ndarray:
     """`array` as a C-contiguous array of exactly this dtype; None in `shape` is any size. Raises ValueError."""
     want = np.dtype(dtype)
-    text = f"{want} [{', '.join('*' if n is None else str(n) for n in shape)}]"
+    text = f"{want} {shape_text(shape)}"
     if not isinstance(array, np.ndarray):
         raise ValueError(f"[{where}] expected {text}, got {type(array).__name__}")
-    fits = array.ndim == len(shape) and all(n in (None, m) for n, m in zip(shape, array.shape, strict=True))
-    if array.dtype != want or not fits:
+    if array.dtype != want or not fits(array.shape, shape):
         raise ValueError(f"[{where}] expected {text}, got {array.dtype} {list(array.shape)}")
     return np.ascontiguousarray(array)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from expertile.arrays import whole
+from expertile.arrays import fits, shape_text, whole
 from expertile.device import Device
 from expertile.route_error import RouteError
 
@@ -133,10 +133,8 @@ def is_device_array(array: Any) -> bool:
 
 def check_streams(array: DeviceArray, shape: Sequence[int | None], where: str) -> None:
     """Raises ValueError unless the array is fp32 of this shape; None stands for any size."""
-    fits = len(array.shape) == len(shape) and all(n in (None, m) for n, m in zip(shape, array.shape, strict=True))
-    if array.dtype != np.float32 or not fits:
-        want = ", ".join("*" if n is None else str(n) for n in shape)
-        raise ValueError(f"[{where}] expected float32 [{want}], got {array.dtype} {list(array.shape)}")
+    if array.dtype != np.float32 or not fits(array.shape, shape):
+        raise ValueError(f"[{where}] expected float32 {shape_text(shape)}, got {array.dtype} {list(array.shape)}")
 
 
 def result_array(window: Window, out: Any, shape: tuple[int, ...], where: str) -> DeviceArray:
