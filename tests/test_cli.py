@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import expertile
-from expertile import cli, report_json
+from expertile import _core, cli, device, report_json
 from expertile.commands import common, layer_parity, schedule
+from expertile.device import DEVICE_KINDS
 
 ENVELOPE = {"command", "ok", "version", "commit", "machine", "device", "rows"}
 TINY = Path("tiny") / "model.gguf"
@@ -125,10 +126,22 @@ def test_devices(capsys: Any, tmp_path: Path) -> None:
     code, text, _ = run(capsys, "devices", "--json", path)
     assert code == 0
     read = document(path, "devices")
-    assert [row["device"] for row in read["rows"]] == [status.kind for status in expertile.list_devices()]
+    kinds = [status.kind for status in expertile.list_devices()]
+    assert [row["device"] for row in read["rows"]] == kinds == list(DEVICE_KINDS)
     for row in read["rows"]:
         assert row["device"] in text
         assert row["detail"]
+
+
+def test_a_named_device_starts_no_other_driver(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe() -> None:
+        raise AssertionError("the devices were asked for")
+
+    monkeypatch.setattr(_core, "list_devices", probe)
+    monkeypatch.setattr(device, "load_nvrtc", probe)
+    code, text, _ = run(capsys, "bench", "plan", "--device", "cpu", "--tokens", "4", "--layers", "1")
+    assert code == 0
+    assert "two_dispatch" in text
 
 
 def test_devices_shows_the_form_that_is_named(capsys: Any) -> None:

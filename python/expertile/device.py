@@ -14,6 +14,8 @@ from expertile.nvrtc import load_nvrtc
 __all__ = ["Device", "DeviceStatus", "list_devices", "open_device"]
 
 MAX_THREADS = 65536
+# Best first. To ask which are present costs more: it starts the drivers.
+DEVICE_KINDS = ("metal", "cuda", "cpu", "emulator")
 
 
 def list_devices() -> list[DeviceStatus]:
@@ -71,7 +73,8 @@ def open_device(
         return _core.open_metal_device(matrix)
     threads = whole(threads, 0, MAX_THREADS, "open_device: threads")
     seed = whole(seed, 0, 2**64 - 1, "open_device: seed")
-    load_nvrtc()
+    if kind == "cuda":
+        load_nvrtc()
     return _core.open_device(
         kind, threads=threads, order=order, seed=seed, guard=guard, stream=stream, instructions=instructions
     )

@@ -16,6 +16,7 @@ from rich.table import Table
 
 import expertile
 from expertile import _core, report_json
+from expertile.device import DEVICE_KINDS
 from expertile.plan import MAX_TOKENS
 
 LARGEST = 2**31 - 1
@@ -36,7 +37,7 @@ def add_command(
     """A command with the options that every command takes; `device`: the default of --device, "" for no such option."""
     parser: argparse.ArgumentParser = subparsers.add_parser(name, help=summary, description=description or summary)
     if device:
-        kinds = ", ".join(status.kind for status in expertile.list_devices())
+        kinds = ", ".join(DEVICE_KINDS)
         parser.add_argument(
             "--device",
             metavar="NAME",
@@ -118,9 +119,8 @@ def open_device(kind: str | None, threads: int = 0) -> Any:
     ValueError for a name that no device has.
     """
     name, _, form = (kind or "").partition(":")
-    known = [status.kind for status in expertile.list_devices()]
-    if kind is not None and name not in known:
-        raise ValueError(f"[--device] expected one of {', '.join(known)}, got {kind}")
+    if kind is not None and name not in DEVICE_KINDS:
+        raise ValueError(f"[--device] expected one of {', '.join(DEVICE_KINDS)}, got {kind}")
     if not form:
         return expertile.open_device(name or None, threads=threads)
     if name == "metal":
