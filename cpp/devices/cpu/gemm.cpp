@@ -73,7 +73,8 @@ void dense(const NativeCall& call, Type type, Operand operand) {
 template <class Source, class Weights, class Emit>
 void grouped_task(ThreadPool& pool, int worker, const PanelGemm& gemm, const ExpertTask& task, std::size_t per_column,
                   const Source& source, const Weights& weights, const Emit& emit) {
-  const TaskScratch scratch = TaskScratch::take(pool, worker, gemm, task.n_rows, task.n_rows * gemm.panel_weights());
+  const TaskScratch scratch =
+      TaskScratch::take(pool, worker, gemm, task.n_rows, task.n_rows * gemm.panel_weights(task.n_rows));
   gemm.convert_rows([&](std::size_t row) { return source(task.row + row); }, 0, task.n_rows, task.n_rows,
                     scratch.block);
   const PanelGemm::Panel panel{nullptr, 0, scratch.block, task.n_rows, 0, task.n_rows, scratch.sums, 0};

@@ -48,7 +48,7 @@ struct TaskScratch {
 template <class Weights, class Emit>
 void for_panels(const PanelGemm& gemm, PanelGemm::Panel panel, std::size_t begin, std::size_t end,
                 std::size_t per_column, std::byte* scratch, const Weights& weights, const Emit& emit) {
-  const std::size_t most = std::max<std::size_t>(1, gemm.panel_weights() / per_column);
+  const std::size_t most = std::max<std::size_t>(1, gemm.panel_weights(panel.n_rows) / per_column);
   std::vector<const std::uint8_t*> pointers(most * per_column);
   panel.weights = pointers.data();
   for (std::size_t first = begin; first < end; first += most) {
@@ -68,10 +68,10 @@ void for_panels(const PanelGemm& gemm, PanelGemm::Panel panel, std::size_t begin
 template <class Source, class Weights, class Emit>
 void dense_product(ThreadPool& pool, const PanelGemm& gemm, std::size_t n_rows, std::size_t n_columns,
                    std::size_t per_column, const Source& source, const Weights& weights, const Emit& emit) {
-  const std::size_t most = std::max<std::size_t>(1, gemm.panel_weights() / per_column);
   const auto wanted = static_cast<std::size_t>(pool.threads()) * 4;
   for (std::size_t first = 0; first < n_rows; first += gemm.max_rows()) {
     const std::size_t rows = std::min(gemm.max_rows(), n_rows - first);
+    const std::size_t most = std::max<std::size_t>(1, gemm.panel_weights(rows) / per_column);
     auto* block = reinterpret_cast<float*>(pool.shared_scratch(gemm.block_floats(rows) * sizeof(float)));
     constexpr std::size_t kUnit = PanelGemm::kRowUnit;
     const std::size_t units = (rows + kUnit - 1) / kUnit;

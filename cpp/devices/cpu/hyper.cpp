@@ -45,7 +45,8 @@ void gr_inject(const NativeCall& call) {
     const std::size_t first = task * kTokens;
     const std::size_t count = std::min<std::size_t>(kTokens, args.n_tokens - first);
     // The row after the block's is where a token's normalised streams are made.
-    const TaskScratch scratch = TaskScratch::take(call.pool, worker, gemm, count + 1, count * gemm.panel_weights());
+    const TaskScratch scratch =
+        TaskScratch::take(call.pool, worker, gemm, count + 1, count * gemm.panel_weights(count));
     float* row = scratch.block + gemm.block_floats(count);
     for (std::size_t i = 0; i < count; ++i) {
       for (std::size_t c = 0; c < streams; ++c) {

@@ -110,9 +110,10 @@ struct Kernels {
   int micro_weights;  // the largest step of `multiply`
   int micro_rows;
   int direct_rows;  // up to so many rows `direct` is the faster way
-  std::size_t
-      inner_step;  // values of k that one step of `multiply` takes: what its rows need must stay in the L1 cache
-  std::size_t panel_weights;                     // weight rows decoded at once: the panel must stay in the L2 cache
+  // Values of k that one step of `multiply` takes, and weight rows decoded at once: what a step needs of both must stay
+  // in the L1 cache, or else its rows there and the panel in the L2 cache.
+  std::size_t inner_step;
+  std::size_t panel_weights;
   void (*multiply)(const MicroStep& step);       // halves
   void (*multiply_fp32)(const MicroStep& step);  // fp32: no fused multiply-add
   const TileKernels* tiles;                      // of the precision bf16; nullptr: no matrix tiles

@@ -10,7 +10,7 @@ namespace expertile::cpu {
 
 const Kernels* avx512_kernels() {
   static constexpr Kernels table =
-      table_of<4, 6>("avx512", {.direct_rows = 4, .inner_step = 1024, .panel_weights = 32}, format<false>);
+      table_of<4, 6>("avx512", {.direct_rows = 4, .inner_step = 640, .panel_weights = 8}, format<false>);
   return &table;
 }
 

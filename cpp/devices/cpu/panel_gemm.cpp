@@ -34,6 +34,11 @@ std::size_t PanelGemm::panel_weights() const {
   return way_ == Way::Tiles ? kernels_.tiles->weights[exact_ ? 1 : 0] : kernels_.panel_weights;
 }
 
+// Few rows have no panel in memory: the more weights the fewer calls.
+std::size_t PanelGemm::panel_weights(std::size_t n_rows) const {
+  return is_direct(n_rows) ? kMaxPanel : panel_weights();
+}
+
 std::size_t PanelGemm::max_rows() const { return way_ == Way::Tiles ? kernels_.tiles->max_rows : kMaxRows; }
 
 std::size_t PanelGemm::block_floats(std::size_t n_rows) const {
@@ -49,7 +54,9 @@ bool PanelGemm::is_direct(std::size_t n_rows) const {
 std::size_t PanelGemm::inner_step(std::size_t n_rows) const {
   if (is_direct(n_rows)) return padded(n_inner_);
   constexpr std::size_t kBlocks = 256;
-  const std::size_t steps = (n_inner_ + kernels_.inner_step - 1) / kernels_.inner_step;
+  if (n_inner_ <= kernels_.inner_step) return padded(n_inner_);
+  const std::size_t most = kernels_.inner_step / kBlocks * kBlocks;
+  const std::size_t steps = (n_inner_ + most - 1) / most;
   return ((n_inner_ + steps - 1) / steps + kBlocks - 1) / kBlocks * kBlocks;
 }
 

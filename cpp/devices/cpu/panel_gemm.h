@@ -20,14 +20,16 @@ class PanelGemm {
  public:
   // At most this many rows in a block: what bounds the partial sums.
   static constexpr std::size_t kMaxRows = 256;
-  static constexpr int kMaxPanel = 64;
+  static constexpr std::size_t kMaxPanel = 64;
   static constexpr std::size_t kRowUnit = 16;  // a block is filled and cut by multiples of so many rows
 
   // `precision` is that of halves; F32 is used in fp32.
   PanelGemm(const Kernels& kernels, Type type, Operand operand, Precision precision, std::size_t n_inner);
 
   const Kernels& kernels() const { return kernels_; }
+  // Weight rows of one call of multiply() at most: those decoded side by side; with so many rows of activations.
   std::size_t panel_weights() const;
+  std::size_t panel_weights(std::size_t n_rows) const;
   std::size_t max_rows() const;
 
   // A block of n_rows activation rows, as this product reads them: fp32, cut in steps of k, rows of a step next to each
@@ -46,8 +48,9 @@ class PanelGemm {
     }
   }
 
-  // Rows first_row .. first_row + count of a block of n_rows (<= max_rows()) by n_weights <= panel_weights() weights;
-  // first_row a multiple of 16. `sums` [count][sums_stride]; `scratch` of scratch_bytes(), one for each worker.
+  // Rows first_row .. first_row + count of a block of n_rows (<= max_rows()) by n_weights <= panel_weights(n_rows)
+  // weights; first_row a multiple of 16. `sums` [count][sums_stride]; `scratch` of scratch_bytes(), one for each
+  // worker.
   struct Panel {
     const std::uint8_t* const* weights;
     int n_weights;
