@@ -300,18 +300,23 @@ struct Q4_K {
 
 struct Q5_K {
   static constexpr std::size_t elements = 256, bytes = 176;
-  template <class Sink>
+  template <class Sink, class S = Simd>
   static void decode(const std::uint8_t* p, Sink& sink) {
     float scale[8], minus_least[8];
     k_scales(p, scale, minus_least);
-    const Wide high = Simd::load_wide(p + 16);
     Codes codes;
-    EXPERTILE_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      const Wide low = Simd::take_bits(Simd::load_wide(p + 48 + 32 * (i / 2)), 4 * (i % 2), 4, 0);
-      codes.put(i, Simd::either(low, Simd::take_bits(high, i, 1, 4)));
+    if constexpr (S::kSignMasks) {
+      S::join_five_bits(p + 48, p + 16, codes.code);
+    } else {
+      const Wide high = S::load_wide(p + 16);
+      EXPERTILE_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        const Wide low = S::take_bits(S::load_wide(p + 48 + 32 * (i / 2)), 4 * (i % 2), 4, 0);
+        codes.put(i, S::either(low, S::take_bits(high, i, 1, 4)));
+      }
     }
     codes.done();
+    EXPERTILE_UNROLL
     for (int i = 0; i < 16; ++i) {
       const Vector value =
           multiply_add(Simd::from_signed(codes[i]), Simd::all(scale[i / 2]), Simd::all(minus_least[i / 2]));

@@ -139,7 +139,7 @@ inline void decode_step(const std::uint8_t* row, std::size_t n, std::size_t k, S
 }
 
 template <class Format>
-void decode_row(const std::uint8_t* blocks, std::size_t n, float* out) {
+[[gnu::flatten]] void decode_row(const std::uint8_t* blocks, std::size_t n, float* out) {
   for (std::size_t k = 0; k < n; k += kStep<Format>) {
     PanelSink sink{out + k};
     decode_step<Format>(blocks, n, k, sink);

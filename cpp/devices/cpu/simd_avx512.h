@@ -216,6 +216,24 @@ struct Simd : BytesX86 {
     store_wide(to, _mm512_castsi512_si256(places));
     store_wide(to + 16, _mm512_extracti64x4_epi64(places, 1));
   }
+  // `low` in the lower 32 bytes, `high` in the upper.
+  static __m512i two(int low, int high) {
+    return _mm512_inserti64x4(_mm512_set1_epi32(low), _mm256_set1_epi32(high), 1);
+  }
+  // The 256 codes of 5 bits of a block: four times 32 bytes of nibbles, the lower ones before the upper; of the fifth
+  // bits 32 bytes, bit i of each for the i-th 32 codes. A rotation takes them to bit 4 of the byte that they are in.
+  static void join_five_bits(const std::uint8_t* nibbles, const std::uint8_t* fifth, std::uint8_t* codes) {
+    const auto twice = [](const std::uint8_t* p) { return _mm512_broadcast_i64x4(load_wide(p)); };
+    const __m512i bits = twice(fifth);
+    EXPERTILE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const __m512i low = _mm512_srlv_epi32(twice(nibbles + 32 * i), two(0, 4));
+      const __m512i high = _mm512_rolv_epi32(bits, two(36 - 2 * i, 35 - 2 * i));
+      constexpr int kChoose = 0xe4;  // the bits of `low` where the mask is set, else of `high`
+      const __m512i code = _mm512_ternarylogic_epi32(low, high, _mm512_set1_epi8(15), kChoose);
+      _mm512_store_si512(codes + 64 * i, _mm512_and_si512(code, _mm512_set1_epi8(31)));
+    }
+  }
   // Lane i with its sign turned where bit i of `mask` is set.
   static Vector flip(Vector v, std::uint32_t mask) {
     return {{_mm512_mask_xor_ps(v.part[0], static_cast<__mmask16>(mask), v.part[0], _mm512_set1_ps(-0.0f))}};
