@@ -55,10 +55,12 @@ inline Table scaled_table(const float* levels, float scale) {
   return Simd::table(Simd::multiply(Simd::all(scale), Simd::load(levels)));
 }
 
-// The table of `levels` times the half at p.
+// The table of `levels`, all of them halves, times the half at p.
 template <class S = Simd>
 inline Table half_scaled_table(const float* levels, const std::uint8_t* p) {
-  if constexpr (S::kSignMasks) {
+  if constexpr (S::kHalfProducts) {
+    return S::products(S::to_half(S::load(levels).part[0]), p);
+  } else if constexpr (S::kSignMasks) {
     return S::table(S::multiply(S::all_half(p), S::load(levels)));
   } else {
     return scaled_table(levels, S::half_at(p));
@@ -149,7 +151,7 @@ struct Q2_0 {
   static constexpr std::size_t elements = 64, bytes = 18;
   template <class Sink>
   static void decode(const std::uint8_t* p, Sink& sink) {
-    const Table table = scaled_table(kQ2Levels, Simd::half_at(p));
+    const Table table = half_scaled_table(kQ2Levels, p);
     const Bytes q = Simd::load_bytes(p + 2);
     const Bytes low = low_nibbles(q);
     const Bytes high = high_nibbles(q);

@@ -61,29 +61,39 @@ inline void iq2_scales(float d, const std::uint8_t* packed, float* scale) {
 alignas(64) constexpr float kIq2Scales[16] = {0.125f, 0.375f, 0.625f, 0.875f, 1.125f, 1.375f, 1.625f, 1.875f,
                                               2.125f, 2.375f, 2.625f, 2.875f, 3.125f, 3.375f, 3.625f, 3.875f};
 
+// Of the 16 scales at `packed` four values each, d's half at p: the magnitudes and a zero.
+template <class S = Simd>
+inline void iq2_values(const std::uint8_t* p, const std::uint8_t* packed, const GridCodes& grid, float (&values)[64]) {
+  if constexpr (S::kHalfProducts) {
+    S::look_up_quads(grid.iq2_quads, packed, p, values);
+  } else {
+    const Vector scales = S::look_up_packed(kIq2Scales, load_u64(packed));
+    const Vector magnitudes = S::multiply(S::all_half(p), S::load(kIq2Magnitudes));
+    EXPERTILE_UNROLL
+    for (int quad = 0; quad < 4; ++quad) {
+      S::store(values + 16 * quad, S::round_half(S::multiply(S::four_times(scales, quad), magnitudes)));
+    }
+  }
+  S::in_memory(values);
+}
+
 struct IQ2_XS {
   static constexpr std::size_t elements = 256, bytes = 74;
   template <class Sink, class S = Simd>
   static void decode(const std::uint8_t* p, const GridCodes& grid, Sink& sink) {
     alignas(64) std::uint16_t entry[32];
     if constexpr (S::kSignMasks) {
-      const Vector scales = S::look_up_packed(kIq2Scales, load_u64(p + 66));
-      const Vector magnitudes = S::multiply(S::all_half(p), S::load(kIq2Magnitudes));
       alignas(64) std::uint8_t signs[32];
       S::template split_words<5>(p + 2, entry, signs);  // places in bytes
       S::in_memory(entry);
       S::in_memory(signs);
+      alignas(64) float values[64];
+      iq2_values(p, p + 66, grid, values);
       const auto* lanes = reinterpret_cast<const std::uint8_t*>(grid.iq2_xs_lanes);
-      for (int quad = 0; quad < 4; ++quad) {
-        alignas(64) float values[16];  // four of each of four scales
-        Simd::store(values, S::round_half(S::multiply(S::four_times(scales, quad), magnitudes)));
-        S::in_memory(values);
-        EXPERTILE_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          const int i = 4 * quad + j;
-          const Vector v = S::look_up_four(values + 4 * j, lanes + entry[2 * i], lanes + entry[2 * i + 1]);
-          sink.put(i, S::flip(v, load_u16(signs + 2 * i)));
-        }
+      EXPERTILE_UNROLL
+      for (int i = 0; i < 16; ++i) {
+        const Vector v = S::look_up_four(values + 4 * i, lanes + entry[2 * i], lanes + entry[2 * i + 1]);
+        sink.put(i, S::flip(v, load_u16(signs + 2 * i)));
       }
     } else {
       alignas(64) float scale[16];

@@ -44,12 +44,23 @@ void widen(const std::uint8_t (&codes)[Entries][Width], Lane (&lanes)[Entries][W
   for (std::size_t index = 0; index < Entries; ++index) std::copy_n(codes[index], Width, lanes[index]);
 }
 
+// At most 11 bits, so that they are exact.
+void fill_quads() {
+  for (int nibble = 0; nibble < 16; ++nibble) {
+    for (int i = 0; i < 3; ++i) {
+      const float value = (0.5f + static_cast<float>(nibble)) / 4 * kIq2Levels[i];
+      grid_codes.iq2_quads[nibble][i] = msl::float_to_half_bits(value);
+    }
+  }
+}
+
 void fill_all() {
   fill<msl::IQ2_XXS>(grid_codes.iq2_xxs, kEight, 0, kIq2Levels);
   fill<msl::IQ2_XS>(grid_codes.iq2_xs, kEight, 3, kIq2Levels);
   fill<msl::IQ2_S>(grid_codes.iq2_s, kEight, 66, kIq2Levels);
   fill<msl::IQ3_XXS>(grid_codes.iq3_xxs, kFour, 0, kIq3XxsLevels);
   fill<msl::IQ3_S>(grid_codes.iq3_s, kOne, 66, kIq3SLevels);
+  fill_quads();
   widen(grid_codes.iq2_xs, grid_codes.iq2_xs_words);
   widen(grid_codes.iq2_xs, grid_codes.iq2_xs_lanes);
   widen(grid_codes.iq3_xxs, grid_codes.iq3_xxs_lanes);

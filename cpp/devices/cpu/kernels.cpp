@@ -29,13 +29,16 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-// The tiles' registers are the system's to grant, once for the process.
+// The tiles' registers are the system's to grant, once for the process. What else its unit is compiled for came with
+// the tiles or before: arithmetic of halves, permutations of bytes, products of bits, bf16.
 bool has_amx() {
 #if defined(__x86_64__) && defined(__linux__)
   const Leaf features(7, 0);
-  const bool tiles = (features.edx >> 22 & 1) != 0 && (features.edx >> 24 & 1) != 0;
-  const bool bf16 = (Leaf(7, 1).eax >> 5 & 1) != 0;
-  if (!has_avx512() || !tiles || !bf16) return false;
+  const auto edx = [&](int bit) { return (features.edx >> bit & 1) != 0; };
+  const auto ecx = [&](int bit) { return (features.ecx >> bit & 1) != 0; };
+  const bool tiles = edx(22) && edx(24);
+  const bool around = edx(23) && ecx(1) && ecx(8) && (Leaf(7, 1).eax >> 5 & 1) != 0;
+  if (!has_avx512() || !tiles || !around) return false;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   return granted;

@@ -5,7 +5,7 @@
 #include "devices/cpu/simd_avx2.h"
 
 #include EXPERTILE_TILE_MODEL
-#elif defined(__AVX512BF16__) && defined(__x86_64__) && defined(__linux__)
+#elif defined(__AVX512BF16__) && defined(__AVX512FP16__) && defined(__x86_64__) && defined(__linux__)
 #include "devices/cpu/simd_avx512.h"
 
 #include "devices/cpu/amx_tiles.h"

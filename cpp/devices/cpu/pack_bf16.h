@@ -46,16 +46,13 @@ void pack_iq2_xs(const std::uint8_t* p, std::size_t n, std::uint32_t* high, std:
   for (std::size_t k = 0; k < n; k += IQ2_XS::elements, p += IQ2_XS::bytes) {
     alignas(64) std::uint16_t place[32];  // in bytes
     alignas(64) std::uint8_t signs[32];
-    const Vector scales = Simd::look_up_packed(kIq2Scales, load_u64(p + 66));
-    const Vector magnitudes = Simd::multiply(Simd::all_half(p), Simd::load(kIq2Magnitudes));
+    alignas(64) float values[64];
+    iq2_values(p, p + 66, expertile::cpu::grid_codes, values);
     Simd::split_words<4>(p + 2, place, signs);
     Simd::in_memory(place);
     Simd::in_memory(signs);
     for (int half = 0; half < 2; ++half) {
-      const auto values = [&](int quad) {
-        return Simd::round_half(Simd::multiply(Simd::four_times(scales, 2 * half + quad), magnitudes));
-      };
-      const WordTable<Exact> table(values(0), values(1));
+      const WordTable<Exact> table(Simd::load(values + 32 * half), Simd::load(values + 32 * half + 16));
       EXPERTILE_UNROLL
       for (int i = 0; i < 4; ++i, high += 16, low += Exact ? 16 : 0) {
         const int at = 16 * half + 4 * i;
@@ -71,9 +68,7 @@ template <bool Exact>
 void pack_iq4_nl(const std::uint8_t* p, std::size_t n, std::uint32_t* high, std::uint32_t* low) {
   const __m512i nibble = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 1);
   const __m512i second = _mm512_set1_epi16(16), lower = _mm512_set1_epi16(15);
-  const auto values = [](const std::uint8_t* block) {
-    return Simd::round_half(Simd::multiply(Simd::all_half(block), Simd::load(kIq4Levels)));
-  };
+  const auto values = [](const std::uint8_t* block) { return Vector{{half_scaled_table(kIq4Levels, block)}}; };
   const auto codes = [&](const std::uint8_t* block) {
     const __m512i bytes = _mm512_cvtepu8_epi16(_mm256_broadcastsi128_si256(Simd::load_bytes(block + 2)));
     return _mm512_and_si512(_mm512_srlv_epi16(bytes, nibble), lower);

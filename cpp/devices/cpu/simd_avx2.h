@@ -14,6 +14,7 @@ struct Simd : BytesX86 {
   static constexpr int kWidth = 8;
   static constexpr int kDirectWeights = 1;
   static constexpr bool kSignMasks = false;
+  static constexpr bool kHalfProducts = false;
   using Part = __m256;
   struct Vector {
     __m256 part[2];

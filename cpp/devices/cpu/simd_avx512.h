@@ -6,12 +6,12 @@
 #include <cstdint>
 #include <cstring>
 
-#include "devices/cpu/bytes_x86.h"
+#include "devices/cpu/halves_x86.h"
 #include "devices/cpu/unroll.h"
 
 namespace {
 
-struct Simd : BytesX86 {
+struct Simd : HalvesX86 {
   static constexpr int kParts = 1;
   static constexpr int kWidth = 16;
   static constexpr bool kSignMasks = true;  // signs are turned by mask, the tables hold magnitudes alone
@@ -189,7 +189,7 @@ struct Simd : BytesX86 {
   static void split_words(const void* p, std::uint16_t* lower, std::uint8_t* signs) {
     const __m512i words = _mm512_loadu_si512(p);
     store_places(lower, _mm512_and_si512(_mm512_slli_epi16(words, Shift), _mm512_set1_epi16(511 << Shift)));
-    store_wide(signs, even_parity(_mm512_cvtepi16_epi8(_mm512_srli_epi16(words, 9))));
+    store_wide(signs, upper_sevens(words));
   }
   // 8 words of four times 7 bits: each as the lower bits of a byte of even parity. The 4 bits above are left alone.
   static void split_sevens(__m256i words, std::uint8_t* signs) {
@@ -197,13 +197,6 @@ struct Simd : BytesX86 {
       return _mm256_and_si256(_mm256_slli_epi32(words, i), _mm256_set1_epi32(127 << (8 * i)));
     };
     store_wide(signs, even_parity(either(either(part(0), part(1)), either(part(2), part(3)))));
-  }
-  // Bytes of 7 bits with their parity as the eighth. Shifts by words: what they carry over never reaches a lowest bit.
-  static Wide even_parity(Wide seven) {
-    Wide folded = _mm256_xor_si256(seven, _mm256_srli_epi16(seven, 4));
-    folded = _mm256_xor_si256(folded, _mm256_srli_epi16(folded, 2));
-    folded = _mm256_xor_si256(folded, _mm256_srli_epi16(folded, 1));
-    return either(seven, take_bits(folded, 0, 1, 7));
   }
   // 32 bytes as the places of a grid's pieces of 16 bytes, those whose bit is set in `high` 256 pieces further.
   static void store_places(std::uint16_t* to, const std::uint8_t* p, std::uint32_t high) {

@@ -13,6 +13,7 @@ struct Simd {
   static constexpr int kWidth = 4;
   static constexpr int kDirectWeights = 1;
   static constexpr bool kSignMasks = false;
+  static constexpr bool kHalfProducts = false;
   using Part = float32x4_t;
   struct Vector {
     float32x4_t part[4];
