@@ -64,6 +64,19 @@ struct BytesX86 {
     return _mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(((1 << count) - 1) << to)));
   }
 
+  // d times 8 numbers of 6 bits less 32; in ascending places of 4 bits their lower parts, of 2 bits their upper.
+  static void six_bit_scales(float d, std::uint32_t lower, std::uint32_t upper, float* scale) {
+    const __m256i lane = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);
+    const auto part = [](std::uint32_t bits, __m256i place, int mask) {
+      return _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(bits)), place),
+                              _mm256_set1_epi32(mask));
+    };
+    const __m256i low = part(lower, _mm256_slli_epi32(lane, 2), 15);
+    const __m256i high = _mm256_slli_epi32(part(upper, _mm256_slli_epi32(lane, 1), 3), 4);
+    const __m256i number = _mm256_sub_epi32(either(low, high), _mm256_set1_epi32(32));
+    _mm256_store_ps(scale, _mm256_mul_ps(_mm256_set1_ps(d), _mm256_cvtepi32_ps(number)));
+  }
+
   // Memory from here on: else the compiler takes a stored register's elements one by one, two instructions each.
   template <class T, std::size_t N>
   static void in_memory(T (&array)[N]) {

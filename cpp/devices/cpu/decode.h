@@ -136,14 +136,11 @@ struct IQ4_XS {
   static constexpr std::size_t elements = 256, bytes = 136;
   template <class Sink>
   static void decode(const std::uint8_t* p, Sink& sink) {
-    const float d = Simd::half_at(p);
-    const std::uint32_t high = load_u16(p + 2);
-    for (int i = 0; i < 8; ++i) {
-      const int low = (p[4 + i / 2] >> (4 * (i % 2))) & 15;
-      const int scale = (low | static_cast<int>(((high >> (2 * i)) & 3) << 4)) - 32;
-      const Table table = scaled_table(kIq4Levels, d * static_cast<float>(scale));
-      put_nibble_halves(sink, 2 * i, table, p + 8 + 16 * i);
-    }
+    alignas(32) float scale[8];
+    Simd::six_bit_scales(Simd::half_at(p), load_u32(p + 4), load_u16(p + 2), scale);
+    Simd::in_memory(scale);
+    EXPERTILE_UNROLL
+    for (int i = 0; i < 8; ++i) put_nibble_halves(sink, 2 * i, scaled_table(kIq4Levels, scale[i]), p + 8 + 16 * i);
   }
 };
 

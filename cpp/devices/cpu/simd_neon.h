@@ -196,6 +196,14 @@ struct Simd {
     return {{bit_and(vshlq_u8(a.half[0], left), mask), bit_and(vshlq_u8(a.half[1], left), mask)}};
   }
 
+  // d times 8 numbers of 6 bits less 32; in ascending places of 4 bits their lower parts, of 2 bits their upper.
+  static void six_bit_scales(float d, std::uint32_t lower, std::uint32_t upper, float* scale) {
+    for (int i = 0; i < 8; ++i) {
+      const std::uint32_t number = ((lower >> (4 * i)) & 15) | (((upper >> (2 * i)) & 3) << 4);
+      scale[i] = d * static_cast<float>(static_cast<int>(number) - 32);
+    }
+  }
+
   // Memory from here on.
   template <class T, std::size_t N>
   static void in_memory(T (&array)[N]) {
