@@ -17,37 +17,12 @@ inline Vector signed_look_up(Table table, Bytes codes, std::uint32_t signs, cons
   }
 }
 
-// The same from twice 7 bits, the eighth of each being their parity.
-template <int Bit, class S = Simd>
-inline Vector parity_look_up(Table table, Bytes codes, std::uint32_t first, std::uint32_t second,
-                             const GridCodes& grid) {
-  if constexpr (S::kSignMasks) {
-    const std::uint32_t high = grid.parity_mask[second];
-    return S::flip(Simd::look_up(table, codes), grid.parity_mask[first] | (high << 8));
-  } else {
-    const auto& sign = Bit == 4 ? grid.parity4 : grid.parity8;
-    return Simd::look_up(table, Simd::bit_or(codes, Simd::load_two(sign[first], sign[second])));
-  }
+// The same by codes, from twice 7 bits, the eighth of each being their parity.
+template <int Bit>
+inline Vector parity_look_up(Table table, Bytes codes, std::uint32_t twice, const GridCodes& grid) {
+  const auto& sign = Bit == 4 ? grid.parity4 : grid.parity8;
+  return Simd::look_up(table, Simd::bit_or(codes, Simd::load_two(sign[twice & 127], sign[(twice >> 7) & 127])));
 }
-
-struct IQ2_XXS {
-  static constexpr std::size_t elements = 256, bytes = 66;
-  template <class Sink>
-  static void decode(const std::uint8_t* p, const GridCodes& grid, Sink& sink) {
-    const float d = Simd::half_at(p);
-    for (int i = 0; i < 8; ++i) {
-      const std::uint8_t* index = p + 2 + 8 * i;
-      const std::uint32_t word = load_u32(index + 4);
-      const Table table = scaled_table(kIq2Levels, d * (0.5f + static_cast<float>(word >> 28)) * 0.25f);
-      for (int half = 0; half < 2; ++half) {
-        const std::uint8_t* two = index + 2 * half;
-        const std::uint32_t signs = word >> (14 * half);
-        const Bytes code = Simd::load_two(grid.iq2_xxs[two[0]], grid.iq2_xxs[two[1]]);
-        sink.put(2 * i + half, parity_look_up<4>(table, code, signs & 127, (signs >> 7) & 127, grid));
-      }
-    }
-  }
-};
 
 // The 16 scales of IQ2_XS and IQ2_S, of 16 weights each.
 inline void iq2_scales(float d, const std::uint8_t* packed, float* scale) {
@@ -61,21 +36,73 @@ inline void iq2_scales(float d, const std::uint8_t* packed, float* scale) {
 alignas(64) constexpr float kIq2Scales[16] = {0.125f, 0.375f, 0.625f, 0.875f, 1.125f, 1.375f, 1.625f, 1.875f,
                                               2.125f, 2.375f, 2.625f, 2.875f, 3.125f, 3.375f, 3.625f, 3.875f};
 
-// Of the 16 scales at `packed` four values each, d's half at p: the magnitudes and a zero.
+// The magnitudes (and a zero) of d, the half at p, times 4 * n_quads scales.
+template <class S = Simd>
+inline void put_magnitudes(const std::uint8_t* p, Vector scales, int n_quads, float* values) {
+  const Vector magnitudes = S::multiply(S::all_half(p), S::load(kIq2Magnitudes));
+  EXPERTILE_UNROLL
+  for (int quad = 0; quad < n_quads; ++quad) {
+    S::store(values + 16 * quad, S::round_half(S::multiply(S::four_times(scales, quad), magnitudes)));
+  }
+}
+
+// The same for the 16 scales at `packed`.
 template <class S = Simd>
 inline void iq2_values(const std::uint8_t* p, const std::uint8_t* packed, const GridCodes& grid, float (&values)[64]) {
   if constexpr (S::kHalfProducts) {
-    S::look_up_quads(grid.iq2_quads, packed, p, values);
+    S::look_up_nibble_quads(grid.iq2_quads, packed, p, values);
   } else {
-    const Vector scales = S::look_up_packed(kIq2Scales, load_u64(packed));
-    const Vector magnitudes = S::multiply(S::all_half(p), S::load(kIq2Magnitudes));
-    EXPERTILE_UNROLL
-    for (int quad = 0; quad < 4; ++quad) {
-      S::store(values + 16 * quad, S::round_half(S::multiply(S::four_times(scales, quad), magnitudes)));
-    }
+    put_magnitudes(p, S::look_up_packed(kIq2Scales, load_u64(packed)), 4, values);
   }
   S::in_memory(values);
 }
+
+// 256 weights where signs are turned by mask: a scale's four values for `step` times 16 weights, and for 8 the place in
+// the grid, whose codes are a lane each.
+template <class Sink, class S = Simd>
+inline void put_iq2(Sink& sink, const float* values, int step, const std::uint32_t* grid, const std::uint16_t* place,
+                    const std::uint8_t* signs) {
+  const auto* lanes = reinterpret_cast<const std::uint8_t*>(grid);
+  EXPERTILE_UNROLL
+  for (int i = 0; i < 16; ++i) {
+    const Vector v = S::look_up_four(values + 4 * (i / step), lanes + place[2 * i], lanes + place[2 * i + 1]);
+    sink.put(i, S::flip(v, load_u16(signs + 2 * i)));
+  }
+}
+
+struct IQ2_XXS {
+  static constexpr std::size_t elements = 256, bytes = 66;
+  template <class Sink, class S = Simd>
+  static void decode(const std::uint8_t* p, const GridCodes& grid, Sink& sink) {
+    if constexpr (S::kSignMasks) {
+      alignas(64) std::uint16_t place[32];
+      alignas(64) std::uint8_t signs[32];
+      alignas(64) float values[32];
+      S::split_pairs(p + 2, place, signs);
+      S::in_memory(place);
+      S::in_memory(signs);
+      if constexpr (S::kHalfProducts) {
+        S::look_up_top_quads(grid.iq2_quads, p + 2, p, values);
+      } else {
+        put_magnitudes(p, S::look_up_top(kIq2Scales, p + 2), 2, values);
+      }
+      S::in_memory(values);
+      put_iq2(sink, values, 2, grid.iq2_xxs_lanes[0], place, signs);
+    } else {
+      const float d = Simd::half_at(p);
+      for (int i = 0; i < 8; ++i) {
+        const std::uint8_t* index = p + 2 + 8 * i;
+        const std::uint32_t word = load_u32(index + 4);
+        const Table table = scaled_table(kIq2Levels, d * (0.5f + static_cast<float>(word >> 28)) * 0.25f);
+        for (int half = 0; half < 2; ++half) {
+          const std::uint8_t* two = index + 2 * half;
+          const Bytes code = Simd::load_two(grid.iq2_xxs[two[0]], grid.iq2_xxs[two[1]]);
+          sink.put(2 * i + half, parity_look_up<4>(table, code, word >> (14 * half), grid));
+        }
+      }
+    }
+  }
+};
 
 struct IQ2_XS {
   static constexpr std::size_t elements = 256, bytes = 74;
@@ -89,12 +116,7 @@ struct IQ2_XS {
       S::in_memory(signs);
       alignas(64) float values[64];
       iq2_values(p, p + 66, grid, values);
-      const auto* lanes = reinterpret_cast<const std::uint8_t*>(grid.iq2_xs_lanes);
-      EXPERTILE_UNROLL
-      for (int i = 0; i < 16; ++i) {
-        const Vector v = S::look_up_four(values + 4 * i, lanes + entry[2 * i], lanes + entry[2 * i + 1]);
-        sink.put(i, S::flip(v, load_u16(signs + 2 * i)));
-      }
+      put_iq2(sink, values, 1, grid.iq2_xs_lanes[0], entry, signs);
     } else {
       alignas(64) float scale[16];
       iq2_scales(Simd::half_at(p), p + 66, scale);
@@ -173,10 +195,9 @@ struct IQ3_XXS {
       const Table table = scaled_table(kIq3XxsLevels, d * (0.5f + static_cast<float>(word >> 28)) * 0.5f);
       for (int half = 0; half < 2; ++half) {
         const std::uint8_t* q = p + 2 + 8 * i + 4 * half;
-        const std::uint32_t signs = word >> (14 * half);
         const Bytes code =
             Simd::load_four(grid.iq3_xxs[q[0]], grid.iq3_xxs[q[1]], grid.iq3_xxs[q[2]], grid.iq3_xxs[q[3]]);
-        sink.put(2 * i + half, parity_look_up<8>(table, code, signs & 127, (signs >> 7) & 127, grid));
+        sink.put(2 * i + half, parity_look_up<8>(table, code, word >> (14 * half), grid));
       }
     }
   }

@@ -61,6 +61,7 @@ void fill_all() {
   fill<msl::IQ3_XXS>(grid_codes.iq3_xxs, kFour, 0, kIq3XxsLevels);
   fill<msl::IQ3_S>(grid_codes.iq3_s, kOne, 66, kIq3SLevels);
   fill_quads();
+  widen(grid_codes.iq2_xxs, grid_codes.iq2_xxs_lanes);
   widen(grid_codes.iq2_xs, grid_codes.iq2_xs_words);
   widen(grid_codes.iq2_xs, grid_codes.iq2_xs_lanes);
   widen(grid_codes.iq3_xxs, grid_codes.iq3_xxs_lanes);
@@ -73,7 +74,6 @@ void fill_all() {
       if (mask >= 128) continue;
       bool odd = false;
       for (unsigned bit = 0; bit < 7; ++bit) odd ^= ((mask >> bit) & 1) != 0;
-      grid_codes.parity_mask[mask] = static_cast<std::uint8_t>(mask | (odd ? 128u : 0u));
       const bool seven = i < 7 ? minus : odd;
       grid_codes.parity4[mask][i] = seven ? 4 : 0;
       grid_codes.parity8[mask][i] = seven ? 8 : 0;

@@ -19,37 +19,43 @@ namespace {
 struct HalvesX86 : BytesX86 {
   static constexpr bool kHalfProducts = true;
 
-  // Every half the one at p. By way of memory: a load broadcasts for nothing, a register takes the shuffles' port.
+  // Every half the one at p.
   static __m512i all_halves(const std::uint8_t* p) {
-    std::uint16_t bits;
+    std::int16_t bits;
     std::memcpy(&bits, p, 2);
-    std::uint32_t two[1] = {bits * 0x10001u};
-    in_memory(two);
-    return _mm512_set1_epi32(static_cast<int>(two[0]));
+    return _mm512_set1_epi16(bits);
   }
   // 16 exact halves times the half at p, as fp32.
   static __m512 products(__m256i exact, const std::uint8_t* p) {
     const __m256h scale = _mm256_castsi256_ph(_mm512_castsi512_si256(all_halves(p)));
     return _mm512_cvtph_ps(_mm256_castph_si256(_mm256_mul_ph(_mm256_castsi256_ph(exact), scale)));
   }
-  // quads[s] times the half at p for the 16 nibbles s at `packed`, the lower one of a byte first: four values each.
-  static void look_up_quads(const std::uint16_t (&quads)[16][4], const std::uint8_t* packed, const std::uint8_t* p,
-                            float* to) {
+  // quads[n] times `scale`, four values each, for 8 numbers n: the lower 4 bits of the lanes of `which`.
+  static void look_up_quads(const std::uint16_t (&quads)[16][4], __m512i which, __m512i scale, float* to) {
+    const __m512i exact = _mm512_permutex2var_epi64(_mm512_load_si512(quads), which, _mm512_load_si512(quads + 8));
+    const __m512h product = _mm512_mul_ph(_mm512_castsi512_ph(exact), _mm512_castsi512_ph(scale));
+    const __m512i values = _mm512_castph_si512(product);
+    _mm512_store_ps(to, _mm512_cvtph_ps(_mm512_castsi512_si256(values)));
+    _mm512_store_ps(to + 16, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(values, 1)));
+  }
+  // The same for the 16 nibbles at `packed`, the lower one of a byte first, and the half at p.
+  static void look_up_nibble_quads(const std::uint16_t (&quads)[16][4], const std::uint8_t* packed,
+                                   const std::uint8_t* p, float* to) {
     alignas(64) static constexpr std::uint64_t kShift[2][8] = {{0, 4, 8, 12, 16, 20, 24, 28},
                                                                {32, 36, 40, 44, 48, 52, 56, 60}};
     std::uint64_t all;
     std::memcpy(&all, packed, 8);
-    const __m512i nibbles = _mm512_set1_epi64(static_cast<long long>(all));
-    const __m512i lower = _mm512_load_si512(quads), upper = _mm512_load_si512(quads + 8);
-    const __m512h scale = _mm512_castsi512_ph(all_halves(p));
+    const __m512i nibbles = _mm512_set1_epi64(static_cast<long long>(all)), scale = all_halves(p);
     EXPERTILE_UNROLL
-    for (int i = 0; i < 2; ++i, to += 32) {
+    for (int i = 0; i < 2; ++i) {
       const __m512i which = _mm512_multishift_epi64_epi8(_mm512_load_si512(kShift[i]), nibbles);
-      const __m512i exact = _mm512_permutex2var_epi64(lower, which, upper);
-      const __m512i values = _mm512_castph_si512(_mm512_mul_ph(_mm512_castsi512_ph(exact), scale));
-      _mm512_store_ps(to, _mm512_cvtph_ps(_mm512_castsi512_si256(values)));
-      _mm512_store_ps(to + 16, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(values, 1)));
+      look_up_quads(quads, which, scale, to + 32 * i);
     }
+  }
+  // And for the upper 4 bits of the 8 times 8 bytes at `packed`.
+  static void look_up_top_quads(const std::uint16_t (&quads)[16][4], const std::uint8_t* packed, const std::uint8_t* p,
+                                float* to) {
+    look_up_quads(quads, _mm512_srli_epi64(_mm512_loadu_si512(packed), 60), all_halves(p), to);
   }
 
   // Bytes of 7 bits with their parity as the eighth: by a matrix of bits, its last row first.

@@ -155,6 +155,7 @@ const Kernels* portable_kernels();
 // number of the magnitude (ascending), to which a sign adds 4 (IQ2: 3 magnitudes) or 8 (IQ3: 8).
 struct GridCodes {
   alignas(64) std::uint8_t iq2_xxs[256][8];
+  alignas(64) std::uint32_t iq2_xxs_lanes[256][8];
   alignas(64) std::uint8_t iq2_xs[512][8];
   alignas(64) std::uint16_t iq2_quads[16][4];  // by a scale's nibble: (0.5 + nibble) / 4 times a magnitude, as halves
   alignas(64) std::uint16_t iq2_xs_words[512][8];  // the same codes, as registers with masks look them up
@@ -166,7 +167,6 @@ struct GridCodes {
   alignas(64) std::uint8_t sign8[256][8];
   alignas(64) std::uint8_t parity4[128][8];  // the same by 7 bits, the eighth being their parity
   alignas(64) std::uint8_t parity8[128][8];
-  alignas(64) std::uint8_t parity_mask[128];  // the 7 bits with their parity as the eighth
   alignas(64) std::uint32_t iq3_xxs_lanes[256][4];
   alignas(64) std::uint32_t iq3_s_lanes[512][4];
 };

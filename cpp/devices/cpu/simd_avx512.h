@@ -198,6 +198,17 @@ struct Simd : HalvesX86 {
     };
     store_wide(signs, even_parity(either(either(part(0), part(1)), either(part(2), part(3)))));
   }
+  // 8 times 8 bytes: the lower four as the places of a grid's pieces of 32 bytes, the upper ones as above.
+  static void split_pairs(const void* p, std::uint16_t* place, std::uint8_t* signs) {
+    const __m512i pairs = _mm512_loadu_si512(p);
+    store_places(place, _mm512_slli_epi16(_mm512_cvtepu8_epi16(_mm512_cvtepi64_epi32(pairs)), 5));
+    split_sevens(_mm512_cvtepi64_epi32(_mm512_srli_epi64(pairs, 32)), signs);
+  }
+  // The values of the upper 4 bits of 8 times 8 bytes, in lanes 0 .. 7.
+  static Vector look_up_top(const float* levels, const void* p) {
+    const __m256i top = _mm512_cvtepi64_epi32(_mm512_srli_epi64(_mm512_loadu_si512(p), 60));
+    return {{_mm512_permutexvar_ps(_mm512_castsi256_si512(top), _mm512_load_ps(levels))}};
+  }
   // 32 bytes as the places of a grid's pieces of 16 bytes, those whose bit is set in `high` 256 pieces further.
   static void store_places(std::uint16_t* to, const std::uint8_t* p, std::uint32_t high) {
     const __m512i index = _mm512_slli_epi16(_mm512_cvtepu8_epi16(load_wide(p)), 4);
