@@ -114,6 +114,7 @@ struct Kernels {
   // in the L1 cache, or else its rows there and the panel in the L2 cache.
   std::size_t inner_step;
   std::size_t panel_weights;
+  std::size_t block_bytes;                       // activation rows at once, as fp32: small panels want them in L2
   void (*multiply)(const MicroStep& step);       // halves
   void (*multiply_fp32)(const MicroStep& step);  // fp32: no fused multiply-add
   const TileKernels* tiles;                      // of the precision bf16; nullptr: no matrix tiles

@@ -28,7 +28,8 @@ namespace {
 constexpr TileKernels tiles = tile_kernels();
 
 constexpr Kernels with_tiles(const char* name, bool exact) {
-  Kernels made = table_of<4, 6>(name, {.direct_rows = 4, .inner_step = 640, .panel_weights = 8}, packing_format);
+  Kernels made = table_of<4, 6>(name, {.direct_rows = 4, .inner_step = 640, .panel_weights = 8, .block_bytes = 1 << 20},
+                                packing_format);
   made.tiles = &tiles;
   made.exact_by_tiles = exact;
   return made;

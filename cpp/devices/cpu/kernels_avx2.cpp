@@ -9,8 +9,8 @@
 namespace expertile::cpu {
 
 const Kernels* avx2_kernels() {
-  static constexpr Kernels table =
-      table_of<2, 3>("avx2", {.direct_rows = 4, .inner_step = 2560, .panel_weights = 16}, format<false>);
+  static constexpr Kernels table = table_of<2, 3>(
+      "avx2", {.direct_rows = 4, .inner_step = 2560, .panel_weights = 16, .block_bytes = 4 << 20}, format<false>);
   return &table;
 }
 

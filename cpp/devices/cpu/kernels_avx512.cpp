@@ -9,8 +9,8 @@
 namespace expertile::cpu {
 
 const Kernels* avx512_kernels() {
-  static constexpr Kernels table =
-      table_of<4, 6>("avx512", {.direct_rows = 4, .inner_step = 640, .panel_weights = 8}, format<false>);
+  static constexpr Kernels table = table_of<4, 6>(
+      "avx512", {.direct_rows = 4, .inner_step = 640, .panel_weights = 8, .block_bytes = 1 << 20}, format<false>);
   return &table;
 }
 

@@ -102,8 +102,8 @@ cpu::FormatKernels format(Type type) {
 namespace expertile::cpu {
 
 const Kernels* portable_kernels() {
-  static constexpr Kernels table =
-      table_of<2, 2>("portable", {.direct_rows = 1, .inner_step = 1024, .panel_weights = 16}, format<false>);
+  static constexpr Kernels table = table_of<2, 2>(
+      "portable", {.direct_rows = 1, .inner_step = 1024, .panel_weights = 16, .block_bytes = 4 << 20}, format<false>);
   return &table;
 }
 

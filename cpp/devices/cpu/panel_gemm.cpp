@@ -39,7 +39,11 @@ std::size_t PanelGemm::panel_weights(std::size_t n_rows) const {
   return is_direct(n_rows) ? kMaxPanel : panel_weights();
 }
 
-std::size_t PanelGemm::max_rows() const { return way_ == Way::Tiles ? kernels_.tiles->max_rows : kMaxRows; }
+std::size_t PanelGemm::max_rows() const {
+  if (way_ == Way::Tiles) return kernels_.tiles->max_rows;
+  const std::size_t fit = kernels_.block_bytes / (padded(n_inner_) * sizeof(float)) / kRowUnit * kRowUnit;
+  return std::clamp(fit, kRowUnit, kMaxRows);
+}
 
 std::size_t PanelGemm::block_floats(std::size_t n_rows) const {
   return way_ == Way::Tiles ? kernels_.tiles->block_words(n_inner_, n_rows) : n_rows * padded(n_inner_);

@@ -30,7 +30,7 @@ class PanelGemm {
   // Weight rows of one call of multiply() at most: those decoded side by side; with so many rows of activations.
   std::size_t panel_weights() const;
   std::size_t panel_weights(std::size_t n_rows) const;
-  std::size_t max_rows() const;
+  std::size_t max_rows() const;  // of a block, so that it stays in cache
 
   // A block of n_rows activation rows, as this product reads them: fp32, cut in steps of k, rows of a step next to each
   // other; or the tiles of TileKernels.
@@ -48,7 +48,7 @@ class PanelGemm {
     }
   }
 
-  // Rows first_row .. first_row + count of a block of n_rows (<= max_rows()) by n_weights <= panel_weights(n_rows)
+  // Rows first_row .. first_row + count of a block of n_rows (<= kMaxRows) by n_weights <= panel_weights(n_rows)
   // weights; first_row a multiple of 16. `sums` [count][sums_stride]; `scratch` of scratch_bytes(), one for each
   // worker.
   struct Panel {

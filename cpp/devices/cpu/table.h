@@ -13,6 +13,7 @@ struct Tuning {
   int direct_rows;
   std::size_t inner_step;
   std::size_t panel_weights;
+  std::size_t block_bytes;
 };
 
 template <int Weights, int Rows>
@@ -25,6 +26,7 @@ constexpr expertile::cpu::Kernels table_of(const char* name, const Tuning& tunin
       .direct_rows = tuning.direct_rows,
       .inner_step = tuning.inner_step,
       .panel_weights = tuning.panel_weights,
+      .block_bytes = tuning.block_bytes,
       .multiply = multiply<Weights, Rows, true>,
       .multiply_fp32 = multiply<Weights, Rows, false>,
       .tiles = nullptr,
