@@ -39,7 +39,7 @@ def poisoned(*shape: int, dtype: Any = np.float32) -> Array:
 
 
 def count() -> Array:
-    return np.zeros(1, np.uint32)
+    return np.zeros(1, np.uint64)
 
 
 def with_poison_behind(array: Array) -> Array:

@@ -232,7 +232,7 @@ def test_8192_tokens_and_512_experts_fit_the_stated_memory() -> None:
 # Numbers over the limit of half
 
 
-def test_activation_over_the_half_limit_saturates_and_is_counted(device_name: str) -> None:
+def saturating() -> tuple[expertile.Model, LayerWeights, np.ndarray]:
     """1e5 and more out of the norm, in one element of every token: gamma there is large."""
     case, x = QUICK, QUICK.x()
     tensors = dict(case.weights().tensors)
@@ -240,8 +240,12 @@ def test_activation_over_the_half_limit_saturates_and_is_counted(device_name: st
     gamma[5] = 2e5
     tensors["blk.0.hc_ffn_norm.weight"] = WeightArray.from_values(gamma)
     x[:, 0, 5] = np.where(np.arange(len(x)) % 2, -4.0, 4.0)
-    weights = LayerWeights(tensors, 0, case.top_k)
-    window = expertile.Window(model_of(case, tensors=tensors), open_guarded(device_name), len(x))
+    return model_of(case, tensors=tensors), LayerWeights(tensors, 0, case.top_k), x
+
+
+def test_activation_over_the_half_limit_saturates_and_is_counted(device_name: str) -> None:
+    model, weights, x = saturating()
+    window = expertile.Window(model, open_guarded(device_name), len(x))
     got, want = window.hc_read(0, x), reference.hc_read(x, weights, "fp16")
     assert np.abs(want["xn"]).max() > 1e5 and want["saturated"] >= len(x)
     assert window.saturated == want["saturated"]
@@ -249,6 +253,20 @@ def test_activation_over_the_half_limit_saturates_and_is_counted(device_name: st
     assert_half(got["normed_half"], want["xn"].reshape(len(x), -1), "normed_half")
     assert_dense(got["low_rank"], got["normed_half"], weights, "hc_ffn_down", "low_rank")
     assert np.isfinite(window.moe_layer(0, x)).all()
+
+
+@pytest.mark.parametrize("elementwise", ["scalar", "vector"])
+def test_the_count_of_saturated_activations_does_not_wrap(device_name: str, elementwise: str) -> None:
+    model, _, x = saturating()
+    window = expertile.Window(model, open_guarded(device_name), len(x), elementwise=elementwise)
+    window.moe_layer(0, x)
+    once = window.saturated
+    assert once >= len(x)
+    low_word = 2**32 - once // 2
+    window._core.write("saturated", np.array([low_word], np.uint32))
+    for runs in (1, 2):
+        window.moe_layer(0, x)
+        assert window.saturated == low_word + runs * once
 
 
 def test_product_over_the_half_limit_saturates_and_is_counted(device_name: str) -> None:

@@ -32,7 +32,7 @@ class Builder {
   }
   Binding read(const char* name, std::uint64_t bytes) const { return use(name, Access::Read, bytes); }
   Binding write(const char* name, std::uint64_t bytes) const { return use(name, Access::Write, bytes); }
-  Binding saturated() const { return use("saturated", Access::ReadWrite, 4); }
+  Binding saturated() const { return use("saturated", Access::ReadWrite, 8); }
   Binding weight(const BufferRef& buffer, const std::string& name) const {
     Binding b{buffer, Access::Read, 0, buffer->bytes(), name};
     inputs_->push_back(b);
@@ -361,7 +361,7 @@ NamedBuffers make_buffers(const Config& s, const WindowOptions& options, Device&
       {"ids", t * k * 4},
       {"weights", t * k * 4},
       {"status", t * 4},
-      {"saturated", 4},
+      {"saturated", 8},
       {"shared_gate", t * s.shared_ffn * 4},
       {"shared_up", t * s.shared_ffn * 4},
       {"shared_hidden", t * s.shared_ffn * 2},

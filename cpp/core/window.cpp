@@ -76,7 +76,6 @@ struct Window::State {
   std::vector<LayerWeights> layers;
   std::map<std::uint32_t, std::pair<std::uint32_t, Program>> programs;  // layer -> (T, program)
   std::map<std::string, double> seconds;
-  std::uint64_t saturated = 0;
   std::mutex mutex;  // one call at a time
 
   void check_call(const char* where, std::uint32_t layer, std::uint32_t n_tokens) const {
@@ -176,8 +175,8 @@ Window::Window(std::shared_ptr<const Model> model, std::shared_ptr<Device> devic
     state_->layers.push_back(load_layer(*state_->model, layer, *state_->device));
   }
   clear_faults(options.max_tokens);
-  const std::uint32_t zero = 0;
-  state_->device->write(state_->buffers.at("saturated"), 0, &zero, 4);
+  const std::uint64_t none = 0;
+  state_->device->write(state_->buffers.at("saturated"), 0, &none, sizeof(none));
   for (std::uint32_t layer = 0; layer < config.n_layers; ++layer) state_->program(layer, options.max_tokens);
 }
 
@@ -271,11 +270,9 @@ void Window::clear_faults(std::uint32_t n_tokens) {
 
 std::uint64_t Window::saturated() {
   const std::lock_guard lock(state_->mutex);
-  std::uint32_t fresh = 0;
-  const std::uint32_t zero = 0;
-  state_->device->read(buffer("saturated"), 0, &fresh, 4);
-  state_->device->write(buffer("saturated"), 0, &zero, 4);
-  return state_->saturated += fresh;
+  std::uint64_t count = 0;
+  state_->device->read(buffer("saturated"), 0, &count, sizeof(count));
+  return count;
 }
 
 std::uint64_t Window::memory() const {

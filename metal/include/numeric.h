@@ -22,10 +22,14 @@ METAL_FUNC half saturate_to_half(float v, thread uint& count) {
   return half(v);
 }
 
-// At most one atomic a thread, and none where nothing saturated.
+// Adds to a count of 64 bits, low word first: Metal adds atomically to 32. At most two atomics a thread, and none where
+// nothing saturated. The thread whose add wraps the low word carries.
 METAL_FUNC void report_saturated(device atomic_uint* saturated, uint count) {
   if (count != 0) {
-    atomic_fetch_add_explicit(saturated, count, memory_order_relaxed);
+    const uint before = atomic_fetch_add_explicit(saturated, count, memory_order_relaxed);
+    if (before + count < before) {
+      atomic_fetch_add_explicit(saturated + 1, 1u, memory_order_relaxed);
+    }
   }
 }
 

@@ -68,7 +68,7 @@ def unset(shape: tuple[int, ...], dtype: type) -> Array:
 
 
 def counter() -> Array:
-    return np.zeros(1, np.uint32)
+    return np.zeros(1, np.uint64)
 
 
 def normal(rng: np.random.Generator, *shape: int) -> Array:

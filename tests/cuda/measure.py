@@ -145,7 +145,7 @@ def epilogue_cases(gpu: Any, n_tokens: int) -> list[tuple[str, bytes, Any, list[
     """kernel, args, a maker of one set of buffers, grid, bytes that must move."""
     plan, arrays = device_plan(gpu, n_tokens)
     bound, t = plan.n_rows, n_tokens
-    counter = gpu.upload(np.zeros(1, np.uint32))
+    counter = gpu.upload(np.zeros(1, np.uint64))
     element = struct.pack("<IIfI", t, F, 1.0, 0)
 
     def act() -> list[Any]:

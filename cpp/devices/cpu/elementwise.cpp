@@ -18,7 +18,7 @@ void gr_epi_down(const NativeCall& call) {
   const auto& args = call.arguments<args::ElementArgs>();
   const auto* lo = call.buffer<const float>(1);
   auto* loh = call.buffer<std::uint16_t>(2);
-  auto* saturated = call.buffer<std::uint32_t>(3);
+  auto* saturated = call.buffer<std::uint64_t>(3);
   const std::size_t n = args.n_cols;
   call.pool.run_ranges(args.n_rows, row_grain(n), [&](std::size_t begin, std::size_t end, int) {
     std::uint32_t count = 0;
@@ -33,7 +33,7 @@ void swiglu_h(const NativeCall& call) {
   const auto* gate = call.buffer<const float>(1);
   const auto* up = call.buffer<const float>(2);
   auto* to = call.buffer<std::uint16_t>(3);
-  auto* saturated = call.buffer<std::uint32_t>(4);
+  auto* saturated = call.buffer<std::uint64_t>(4);
   const std::size_t n = args.n_cols;
   call.pool.run_ranges(args.n_rows, row_grain(n), [&](std::size_t begin, std::size_t end, int) {
     std::uint32_t count = 0;
@@ -50,16 +50,18 @@ void act_f16(const NativeCall& call) {
   const auto* gate = call.buffer<const float>(3);
   const auto* up = call.buffer<const float>(4);
   auto* to = call.buffer<std::uint16_t>(5);
-  auto* saturated = call.buffer<std::uint32_t>(6);
+  auto* saturated = call.buffer<std::uint64_t>(6);
   const std::size_t n = args.n_cols;
   call.pool.run_ranges(meta[EXPERTILE_META_ROWS], row_grain(n), [&](std::size_t begin, std::size_t end, int) {
-    std::uint32_t count = 0;
+    std::uint64_t count = 0;
     for (std::size_t row = begin; row < end; ++row) {
+      std::uint32_t over = 0;
       if (row_token[row] < 0) {
         std::fill_n(to + row * n, n, std::uint16_t{0});
       } else {
-        call.kernels.swiglu_half_row(gate + row * n, up + row * n, n, to + row * n, &count);
+        call.kernels.swiglu_half_row(gate + row * n, up + row * n, n, to + row * n, &over);
       }
+      count += over;
     }
     count_saturated(saturated, count);
   });

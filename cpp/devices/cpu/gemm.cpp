@@ -151,7 +151,7 @@ void gemm_swiglu_f16(const NativeCall& call, Type type) {
   const Matrix matrices[2] = {{call.buffer<const std::uint8_t>(2), args.weight_row_bytes},
                               {call.buffer<const std::uint8_t>(3), args.weight_row_bytes}};
   auto* h = call.buffer<std::uint16_t>(4);
-  auto* saturated = call.buffer<std::uint32_t>(5);
+  auto* saturated = call.buffer<std::uint64_t>(5);
   const PanelGemm gemm(call.kernels, type, Operand::Half, call.precision, args.n_inner);
   dense_product(
       call.pool, gemm, args.n_rows, args.n_cols, 2, [&](std::size_t row) { return x + row * args.n_inner; },
@@ -171,7 +171,7 @@ void gemm_grouped_swiglu(const NativeCall& call, Type type) {
   const auto* tiles = call.buffer<const std::uint32_t>(6);
   const auto* meta = call.buffer<const std::uint32_t>(7);
   auto* h = call.buffer<std::uint16_t>(8);
-  auto* saturated = call.buffer<std::uint32_t>(9);
+  auto* saturated = call.buffer<std::uint64_t>(9);
   const PanelGemm gemm(call.kernels, type, Operand::Half, call.precision, args.n_inner);
   const std::vector<ExpertTask> tasks = expert_tasks(tiles, meta[EXPERTILE_META_TILES], args.n_cols,
                                                      gemm.panel_weights() / 2, gemm.max_rows(), call.pool.threads());

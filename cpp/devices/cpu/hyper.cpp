@@ -15,17 +15,19 @@ void gr_norm_h(const NativeCall& call) {
   const auto* gamma = call.buffer<const float>(2);
   auto* normalised = call.buffer<std::uint16_t>(3);
   auto* inverse_rms = call.buffer<float>(4);
-  auto* saturated = call.buffer<std::uint32_t>(5);
+  auto* saturated = call.buffer<std::uint64_t>(5);
   const std::size_t n = args.dim, streams = args.n_streams;
   call.pool.run_ranges(args.n_tokens * streams, row_grain(n), [&](std::size_t begin, std::size_t end, int worker) {
     auto* row = reinterpret_cast<float*>(call.pool.scratch(worker, n * sizeof(float)));
-    std::uint32_t count = 0;
+    std::uint64_t count = 0;
     for (std::size_t i = begin; i < end; ++i) {
+      std::uint32_t over = 0;
       const float mean = call.kernels.square_sum(x + i * n, n) / static_cast<float>(n);
       const float inverse = 1.0f / std::sqrt(mean + args.eps);
       inverse_rms[i] = inverse;
       call.kernels.normalise_row(x + i * n, inverse, gamma + i % streams * n, n, row);
-      call.kernels.round_row(row, n, normalised + i * n, &count);
+      call.kernels.round_row(row, n, normalised + i * n, &over);
+      count += over;
     }
     count_saturated(saturated, count);
   });
@@ -77,7 +79,7 @@ void gemm_hc_up(const NativeCall& call, Type type) {
   const auto* gamma = call.buffer<const float>(5);
   auto* mixed = call.buffer<float>(6);
   auto* mixed_half = call.buffer<std::uint16_t>(7);
-  auto* saturated = call.buffer<std::uint32_t>(8);
+  auto* saturated = call.buffer<std::uint64_t>(8);
   const std::size_t n = args.dim, streams = args.n_streams;
   const PanelGemm gemm(call.kernels, type, Operand::Half, call.precision, args.n_inner);
   dense_product(

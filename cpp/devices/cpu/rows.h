@@ -8,7 +8,7 @@ namespace expertile::cpu {
 
 // Adds one task's saturated activations to the layer's count. A builtin: libc++ has std::atomic_ref from 19 on only,
 // which the Xcode of macOS 14 is older than.
-inline void count_saturated(std::uint32_t* total, std::uint32_t count) {
+inline void count_saturated(std::uint64_t* total, std::uint64_t count) {
   if (count != 0) __atomic_fetch_add(total, count, __ATOMIC_RELAXED);
 }
 

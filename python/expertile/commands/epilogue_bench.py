@@ -145,7 +145,7 @@ class Layer:
 
     def saturated(self) -> Any:
         if "saturated" not in self.kept:
-            self.kept["saturated"] = self.device.upload(np.zeros(1, np.uint32))
+            self.kept["saturated"] = self.device.upload(np.zeros(1, np.uint64))
         return self.kept["saturated"]
 
     def weight(self, name: str, type_name: str, *shape: int) -> Any:
