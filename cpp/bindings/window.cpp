@@ -197,7 +197,7 @@ void bind_window(py::module_& m) {
       .def("clear_faults", &Window::clear_faults, release)
       .def("saturated", &Window::saturated, release)
       .def("memory", &Window::memory)
-      .def("seconds", [](const Window& w) { return w.seconds(); });
+      .def("seconds", &Window::seconds, release);
   m.def("tiles", [] {
     std::vector<TileTuple> tiles;
     for (const Tile& t : tile_table()) tiles.push_back({t.m, t.n, t.k, t.s});

@@ -281,6 +281,9 @@ std::uint64_t Window::memory() const {
   return bytes;
 }
 
-const std::map<std::string, double>& Window::seconds() const { return state_->seconds; }
+std::map<std::string, double> Window::seconds() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->seconds;
+}
 
 }  // namespace expertile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,28 +13,48 @@ class Calls:
 
     A window has one set of buffers: a token_mixer that ran another step of it would overwrite the streams that it was
     called for.
+
+    Whether a callback waits for the very thread that waits for the window cannot be seen from here, but such a callback
+    does not return: a call that has waited `patience` seconds for one and the same callback is refused.
     """
 
+    patience = 600.0
+
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # a call is made of others
-        self._in_callback = False
+        self._lock = threading.RLock()  # a call is made of others
+        self._callback_since: float | None = None
 
     @contextmanager
     def one(self, where: str) -> Iterator[None]:
-        """Holds the window for a call. Raises ValueError inside a callback of this window."""
-        with self.lock:
-            if self._in_callback:
+        """Holds the window for a call. Raises ValueError inside a callback of this window, RuntimeError behind one."""
+        self._acquire(where)
+        try:
+            if self._callback_since is not None:
                 raise ValueError(
                     f"[{where}] expected a call from outside this window's token_mixer and progress, got one from "
                     "inside: it would overwrite the streams of the call that runs; use a second window"
                 )
             yield
+        finally:
+            self._lock.release()
+
+    def _acquire(self, where: str) -> None:
+        arrived = time.monotonic()
+        left = self.patience
+        while not self._lock.acquire(timeout=left):
+            since = self._callback_since
+            left = self.patience if since is None else max(arrived, since) + self.patience - time.monotonic()
+            if left <= 0:
+                raise RuntimeError(
+                    f"[{where}] expected the callback that runs in this window to return within {self.patience:g} s, "
+                    "got none: where a token_mixer or progress waits for this call, neither ends; use a second window"
+                )
 
     @contextmanager
     def callback(self) -> Iterator[None]:
         """While the caller's own code runs in the middle of a call."""
-        self._in_callback = True
+        self._callback_since = time.monotonic()
         try:
             yield
         finally:
-            self._in_callback = False
+            self._callback_since = None

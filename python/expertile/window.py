@@ -49,7 +49,9 @@ class Window:
     the device lacks, RuntimeError where the device has not enough memory.
 
     `x` is [T, C, D] fp32: the residual streams, T <= max_tokens. One call at a time runs; others wait, and one that a
-    callback of the window makes is a ValueError. Calls release the GIL.
+    callback of the window makes is a ValueError. A callback must not wait for another thread's call either: that call
+    cannot run before the callback returns, and is a RuntimeError once it has waited ten minutes for that one callback.
+    Calls release the GIL.
     """
 
     def __init__(
@@ -336,8 +338,7 @@ class Window:
     @property
     def seconds(self) -> dict[str, float]:
         """Device seconds by step since the window was made (with profile=True, or of steps run by themselves)."""
-        with self._calls.lock:  # a layer that runs adds to them
-            return dict(self._core.seconds())
+        return dict(self._core.seconds())
 
     @property
     def saturated(self) -> int:

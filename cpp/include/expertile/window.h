@@ -96,8 +96,8 @@ class Window {
   void clear_faults(std::uint32_t n_tokens);
   std::uint64_t saturated();  // activations that met the fp16 limit since the window was made
 
-  std::uint64_t memory() const;                          // bytes of the persistent buffers
-  const std::map<std::string, double>& seconds() const;  // by step, since the window was made
+  std::uint64_t memory() const;                   // bytes of the persistent buffers
+  std::map<std::string, double> seconds() const;  // by step, since the window was made; waits for a call that runs
 
  private:
   struct State;
