@@ -53,6 +53,66 @@ def test_a_forked_process_has_threads_of_its_own(kind: str) -> None:
     run(FORK, kind)
 
 
+SCARCE_AFTER_FORK = """
+def no_more_threads():
+    if os.getuid() == 0:
+        os.setuid(65534)  # root may have any number
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+    try:
+        threading.Thread(target=int).start()
+    except RuntimeError:
+        return True
+    return False
+
+def more_threads():
+    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
+
+def n_threads():
+    return len(os.listdir("/proc/self/task"))
+
+def ends_well(child, seconds):
+    for _ in range(10 * seconds):
+        gone, status = os.waitpid(child, os.WNOHANG)
+        if gone:
+            return os.waitstatus_to_exitcode(status) == 0
+        time.sleep(0.1)
+    os.kill(child, 9)
+    return False
+
+window = expertile.Window(model, "cpu", max_tokens=64, threads=3)
+want = window.moe_layer(0, x)
+child = os.fork()
+if child != 0:
+    sys.exit(0 if ends_well(child, 60) else "the child failed or does not end")
+if not no_more_threads():
+    print("no limit", flush=True)
+    os._exit(0)
+try:
+    window.moe_layer(0, x)
+    os._exit(3)
+except RuntimeError as error:
+    print(error, flush=True)
+more_threads()
+grandchild = os.fork() if sys.argv[1] == "forks again" else 0
+if grandchild != 0:
+    os._exit(0 if ends_well(grandchild, 30) else 4)
+before = n_threads()
+same = (window.moe_layer(0, x) == want).all()
+os._exit(0 if same and n_threads() == before + 2 else 5)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are limited by user on Linux")
+@pytest.mark.parametrize("then", ["goes on", "forks again"])
+def test_a_forked_process_without_threads_to_have_gets_them_later(then: str) -> None:
+    """A pool whose threads did not start once told those that started later to stop, and waited for them."""
+    said = run(SCARCE_AFTER_FORK, then)
+    if said == "no limit\n":
+        pytest.skip("this system does not limit a user's threads")
+    assert said.startswith("[threads] expected 3 of them, got 1: ")
+
+
 EXIT = """
 window = expertile.Window(model, sys.argv[1], max_tokens=64)
 

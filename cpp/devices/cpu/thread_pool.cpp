@@ -3,7 +3,6 @@
 #include <pthread.h>
 
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include "expertile/error.h"
@@ -75,13 +74,15 @@ ThreadPool::ThreadPool(int threads) : scratch_(static_cast<std::size_t>(threads 
   start_workers();
 }
 
+// All of them or none: where some do not start, the next call tries again.
 void ThreadPool::start_workers() {
-  forks_ = forks.load(std::memory_order_relaxed);
+  generation_.store(0, std::memory_order_relaxed);
+  stopping_ = false;
   try {
     for (int worker = 1; worker < threads(); ++worker) {
       workers_.emplace_back([this, worker] { worker_main(worker); });
     }
-  } catch (const std::system_error& error) {
+  } catch (const std::exception& error) {
     const std::size_t started = workers_.size() + 1;
     stopping_ = true;
     wake_workers();
@@ -90,6 +91,7 @@ void ThreadPool::start_workers() {
     throw DeviceError(
         expected_got("threads", std::to_string(threads()) + " of them", std::to_string(started) + ": " + error.what()));
   }
+  forks_ = forks.load(std::memory_order_relaxed);
 }
 
 // After a fork the threads are the parent's. They cannot be joined here, so their handles are left behind.
@@ -97,7 +99,6 @@ bool ThreadPool::drop_lost_workers() {
   if (forks_ == forks.load(std::memory_order_relaxed)) return false;
   new std::vector<std::thread>(std::move(workers_));
   workers_.clear();
-  generation_.store(0, std::memory_order_relaxed);
   return true;
 }
 
