@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import expertile
+from expertile.layer_weights import WeightArray
 from expertile.synth import random_streams, synthetic_model
 
 
@@ -20,6 +21,11 @@ def model() -> expertile.Model:
 @pytest.fixture(scope="module")
 def window(model: expertile.Model) -> expertile.Window:
     return expertile.Window(model, "cpu", max_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def device() -> expertile.Device:
+    return expertile.open_device("cpu", threads=1)
 
 
 WRONG: list[Any] = [-1, 1 << 33, 1 << 70, 0.5, "1", None, True, np.float32(1)]
@@ -40,6 +46,8 @@ def test_another_number_is_refused_in_the_usual_words(
         "hc_read: layer": lambda: window.hc_read(wrong, x),
         "program: layer": lambda: window.program(wrong, 2),
         "program: n_tokens": lambda: window.program(0, wrong),
+        "check_groups: n_tokens": lambda: window.check_groups(0, wrong, []),
+        "check_groups: groups": lambda: window.check_groups(0, 2, [[wrong]]),
         "Model: dim": lambda: expertile.Model.from_tensors({**sizes, "dim": wrong}, tensors),
         "Model: n_layers": lambda: expertile.Model.from_tensors({**sizes, "n_layers": wrong}, tensors),
         "Model: expert_ffn": lambda: expertile.Model.from_tensors({**sizes, "expert_ffn": [64, wrong]}, tensors),
@@ -68,3 +76,91 @@ def test_numpys_whole_numbers_are_whole_numbers(model: expertile.Model) -> None:
     same = expertile.Model.from_tensors({**sizes, **counted, "expert_ffn": np.array(sizes["expert_ffn"])}, tensors)
     window = expertile.Window(same, expertile.open_device("cpu", threads=np.int32(1)), max_tokens=np.uint16(4))
     assert window.moe_layer(np.int8(0), random_streams(2, 4, 512)).shape == (2, 4, 512)
+
+
+@pytest.mark.parametrize("wrong", [w for w in WRONG if w != 1 << 33], ids=repr)
+def test_a_device_refuses_what_is_no_whole_number(device: expertile.Device, wrong: Any) -> None:
+    buffer, array = device.alloc(np.int64(8)), np.zeros(2, np.float32)
+    calls: dict[str, Callable[[], Any]] = {
+        "Device.alloc: bytes": lambda: device.alloc(wrong),
+        "Device.write: offset": lambda: device.write(buffer, array, wrong),
+        "Device.adopt: address": lambda: device.adopt(wrong, 8),
+        "Device.adopt: bytes": lambda: device.adopt(array.ctypes.data, wrong),
+        "Device.copy: bytes": lambda: device.copy(buffer, device.alloc(8), wrong),
+    }
+    for where, call in calls.items():
+        with pytest.raises(ValueError, match=rf"^\[{where}\] expected 0\.\.2\^64-1, got .*$"):
+            call()
+
+
+OBJECTS: list[Any] = [None, 5, "text", b"bytes", [1, 2], 0.5, object()]
+
+
+@pytest.mark.parametrize("wrong", OBJECTS, ids=repr)
+def test_a_device_refuses_what_is_no_array_and_no_buffer(device: expertile.Device, wrong: Any) -> None:
+    buffer, array = device.alloc(8), np.zeros(2, np.float32)
+    calls: dict[str, Callable[[], Any]] = {
+        "Device.upload: array": lambda: device.upload(wrong),
+        "Device.read: source": lambda: device.read(wrong, array),
+        "Device.read: array": lambda: device.read(buffer, wrong),
+        "Device.write: to": lambda: device.write(wrong, array),
+        "Device.write: array": lambda: device.write(buffer, array=wrong),
+        "Device.copy: to": lambda: device.copy(wrong, buffer, 8),
+        "Device.copy: source": lambda: device.copy(buffer, wrong, 8),
+        "DeviceArray: device": lambda: expertile.DeviceArray.empty(wrong, (2,), np.float32),
+        "Window: model": lambda: expertile.Window(wrong),
+        "Model": lambda: expertile.Model(wrong),
+        "Model: tensors": lambda: expertile.Model.from_tensors({}, wrong),
+    }
+    for where, call in calls.items():
+        with pytest.raises(TypeError, match=rf"^\[{where}\] expected [^\n]*, got {type(wrong).__name__}$"):
+            call()
+
+
+@pytest.mark.parametrize("wrong", [5, b"bytes", [1, 2], 0.5, object()], ids=repr)
+def test_an_option_of_another_type_is_refused(
+    device: expertile.Device, model: expertile.Model, window: expertile.Window, wrong: Any
+) -> None:
+    sizes, tensors = synthetic_model("tiny", 2)
+    name, tensor = next(iter(tensors.items()))
+    no_array = WeightArray(tensor.type, tensor.shape, wrong)
+    no_type = WeightArray(wrong, tensor.shape, tensor.data)
+    calls: dict[str, Callable[[], Any]] = {
+        "open_device: kind": lambda: expertile.open_device(wrong),
+        "open_device: order": lambda: expertile.open_device("emulator", order=wrong),
+        "open_device: instructions": lambda: expertile.open_device("cpu", instructions=wrong),
+        "open_device: matrix": lambda: expertile.open_device("metal", matrix=wrong),
+        "open_device: guard": lambda: expertile.open_device("cpu", guard=wrong),
+        "Window: device": lambda: expertile.Window(model, wrong),
+        "Window: plan": lambda: expertile.Window(model, device, 4, plan=wrong),
+        "Window: fuse": lambda: expertile.Window(model, device, 4, fuse=[wrong]),
+        "Window: elementwise": lambda: expertile.Window(model, device, 4, elementwise=wrong),
+        "Window: precision": lambda: expertile.Window(model, device, 4, precision=wrong),
+        "Window: profile": lambda: expertile.Window(model, device, 4, profile=wrong),
+        "DeviceArray: writable": lambda: expertile.DeviceArray(device, 0, (0,), np.int8, writable=wrong),
+        "combine: plan": lambda: window.combine(wrong, np.zeros((1, 2), np.float32)),
+        name: lambda: expertile.Model.from_tensors(sizes, {**tensors, name: no_array}),
+        f"{name}: type": lambda: expertile.Model.from_tensors(sizes, {**tensors, name: no_type}),
+        "Model: tensors: name": lambda: expertile.Model.from_tensors(sizes, {**tensors, 5: tensor}),
+    }
+    for where, call in calls.items():
+        with pytest.raises(TypeError, match=rf"^\[{where}\] expected [^\n]*, got \w+$"):
+            call()
+
+
+def test_what_is_no_list_no_path_and_no_number_is_refused(
+    device: expertile.Device, model: expertile.Model, window: expertile.Window
+) -> None:
+    sizes, tensors = synthetic_model("tiny", 2)
+    calls: dict[str, Callable[[], Any]] = {
+        "Window: fuse": lambda: expertile.Window(model, device, 4, fuse="swiglu"),
+        "check_groups: groups": lambda: window.check_groups(0, 2, 5),
+        "DeviceArray: shape": lambda: expertile.DeviceArray.empty(device, 5, np.float32),
+        "DeviceArray: dtype": lambda: expertile.DeviceArray.empty(device, (5,), "no type"),
+        "open_gguf": lambda: expertile.open_gguf(5),
+        "Model: rms_eps": lambda: expertile.Model.from_tensors({**sizes, "rms_eps": "small"}, tensors),
+        "open_device: stream": lambda: expertile.open_device("cuda", stream="mine"),
+    }
+    for where, call in calls.items():
+        with pytest.raises((TypeError, ValueError), match=rf"^\[{where}\] expected [^\n]*, got [^\n]*$"):
+            call()

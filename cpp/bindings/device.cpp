@@ -2,6 +2,7 @@
 #include <tuple>
 #include <variant>
 
+#include "arguments.h"
 #include "bindings.h"
 #include "devices/cpu/kernels.h"
 #include "devices/cpu/peak.h"
@@ -113,8 +114,8 @@ name  what the machine calls it
 Arrays are C-contiguous and in native byte order; a call returns when its copy is done. A server's own memory is best
 taken through `expertile.DeviceArray`.
 
-Errors: ValueError for a range that ends behind its buffer or an array of another layout; RuntimeError for what the
-device cannot do.
+Errors: ValueError for a range that ends behind its buffer, an array of another layout or what is no whole number;
+TypeError for what is no array or no buffer; RuntimeError for what the device cannot do.
 
 >>> import expertile, numpy as np
 >>> device = expertile.open_device("cpu")
@@ -143,6 +144,31 @@ present  can it be opened here
 detail   its name, or why it is absent
 )";
 
+void read_array(Device& device, const py::object& source, const py::object& array) {
+  const BufferRef from = buffer_argument(source, "Device.read: source");
+  const py::array to = array_argument(array, "Device.read: array");
+  device.read(from, 0, contiguous_bytes(to, "Device.read", true), static_cast<std::uint64_t>(to.nbytes()));
+}
+
+void write_array(Device& device, const py::object& buffer, const py::object& array, const py::object& offset) {
+  const BufferRef to = buffer_argument(buffer, "Device.write: to");
+  const py::array from = array_argument(array, "Device.write: array");
+  const std::uint64_t at = whole_number(offset, "Device.write: offset");
+  device.write(to, at, contiguous_bytes(from, "Device.write", false), static_cast<std::uint64_t>(from.nbytes()));
+}
+
+BufferRef adopt(Device& device, const py::object& address, const py::object& bytes) {
+  return device.adopt(whole_number(address, "Device.adopt: address"), whole_number(bytes, "Device.adopt: bytes"));
+}
+
+void copy_buffer(Device& device, const py::object& buffer, const py::object& source, const py::object& bytes) {
+  const BufferRef to = buffer_argument(buffer, "Device.copy: to");
+  const BufferRef from = buffer_argument(source, "Device.copy: source");
+  const std::uint64_t count = whole_number(bytes, "Device.copy: bytes");
+  const GilRelease release;
+  device.copy(to, 0, from, 0, count);
+}
+
 void bind_device_classes(py::module_& m) {
   py::class_<Buffer, BufferRef>(m, "Buffer", kBufferDoc)
       .def_property_readonly("bytes", &Buffer::bytes)
@@ -151,34 +177,24 @@ void bind_device_classes(py::module_& m) {
       .def_property_readonly("kind", &Device::kind)
       .def_property_readonly("name", &Device::name)
       .def(
-          "upload", [](Device& d, const py::array& array) { return to_device(d, array, "upload"); }, py::arg("array"),
-          "A new buffer with a copy of `array`, which has at least one element.")
+          "upload",
+          [](Device& d, const py::object& array) {
+            return to_device(d, array_argument(array, "Device.upload: array"), "Device.upload");
+          },
+          py::arg("array"), "A new buffer with a copy of `array`, which has at least one element.")
       .def(
-          "alloc", [](Device& d, std::uint64_t bytes) { return d.alloc(bytes); }, py::arg("bytes"),
+          "alloc",
+          [](Device& d, const py::object& bytes) { return d.alloc(whole_number(bytes, "Device.alloc: bytes")); },
+          py::arg("bytes"),
           "A new buffer of at least 1 byte, with any content. Raises ValueError for 0 bytes, RuntimeError where memory "
           "is short, with the size.")
-      .def(
-          "read",
-          [](Device& d, const BufferRef& from, const py::array& to) {
-            d.read(from, 0, contiguous_bytes(to, "Device.read", true), static_cast<std::uint64_t>(to.nbytes()));
-          },
-          py::arg("source"), py::arg("array"), "Fills the writable `array` from the beginning of the buffer `source`.")
-      .def(
-          "write",
-          [](Device& d, const BufferRef& to, const py::array& from, std::uint64_t offset) {
-            d.write(to, offset, contiguous_bytes(from, "Device.write", false),
-                    static_cast<std::uint64_t>(from.nbytes()));
-          },
-          py::arg("to"), py::arg("array"), py::arg("offset") = 0,
-          "Copies `array` into the buffer `to`, `offset` bytes behind its beginning.")
-      .def("adopt", &Device::adopt, py::arg("address"), py::arg("bytes"), kAdoptDoc)
-      .def(
-          "copy",
-          [](Device& d, const BufferRef& to, const BufferRef& from, std::uint64_t bytes) {
-            d.copy(to, 0, from, 0, bytes);
-          },
-          py::call_guard<GilRelease>(), py::arg("to"), py::arg("source"), py::arg("bytes"),
-          "Copies the first bytes of the buffer `source` to the beginning of `to`, another one of this device.")
+      .def("read", &read_array, py::arg("source"), py::arg("array"),
+           "Fills the writable `array` from the beginning of the buffer `source`.")
+      .def("write", &write_array, py::arg("to"), py::arg("array"), py::arg("offset") = 0,
+           "Copies `array` into the buffer `to`, `offset` bytes behind its beginning.")
+      .def("adopt", &adopt, py::arg("address"), py::arg("bytes"), kAdoptDoc)
+      .def("copy", &copy_buffer, py::arg("to"), py::arg("source"), py::arg("bytes"),
+           "Copies the first bytes of the buffer `source` to the beginning of `to`, another one of this device.")
       .def(
           "wait_for_caller", &Device::wait_for_caller, py::call_guard<GilRelease>(),
           "Waits for all work that others have put on a cuda device, but on the stream that it was opened with: there, "

@@ -1,9 +1,9 @@
-"""Arrays that a caller hands in, held to the dtype and shape that a call asks for."""
+"""What a caller hands in, held to the type, dtype and shape that a call asks for."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,30 @@ def whole(value: Any, low: int, high: int, where: str) -> int:
     if number is None or not low <= number <= high:
         raise ValueError(f"[{where}] expected {low}..{high}, got {value!r}")
     return number
+
+
+def instance(value: Any, kind: type | tuple[type, ...], expected: str, where: str) -> Any:
+    """`value`, which is an instance of `kind`. Raises TypeError."""
+    if not isinstance(value, kind):
+        raise TypeError(f"[{where}] expected {expected}, got {type(value).__name__}")
+    return value
+
+
+def text(value: Any, where: str) -> str:
+    """`value`, a string. Raises TypeError."""
+    return str(instance(value, str, "a string", where))
+
+
+def flag(value: Any, where: str) -> bool:
+    """`value`, True or False. Raises TypeError."""
+    return bool(instance(value, (bool, np.bool_), "True or False", where))
+
+
+def listed(value: Any, expected: str, where: str) -> list[Any]:
+    """The items of `value`, which is no string. Raises TypeError."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise TypeError(f"[{where}] expected {expected}, got {type(value).__name__}")
+    return list(value)
 
 
 def checked_tile(tile: Any, where: str) -> tuple[int, int, int, int]:

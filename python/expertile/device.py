@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from expertile import _core
 from expertile._core import Device, DeviceStatus
-from expertile.arrays import whole
+from expertile.arrays import flag, text, whole
 from expertile.nvrtc import load_nvrtc
 
 __all__ = ["Device", "DeviceStatus", "list_devices", "open_device"]
@@ -56,13 +56,16 @@ def open_device(
              compiles, else base, with one RuntimeWarning. No Mac has run any of them.
 
     Raises ValueError for an unknown kind, an option of another kind of device or instructions that this machine
-    lacks (naming those it has), RuntimeError where the device is absent or lacks what `matrix` needs, saying why.
+    lacks (naming those it has), TypeError for an option of another type, RuntimeError where the device is absent or
+    lacks what `matrix` needs, saying why.
 
     >>> open_device("cpu", threads=1).kind
     'cpu'
     """
     if kind is None:
         kind = next(status.kind for status in list_devices() if status.present)
+    kind, order = text(kind, "open_device: kind"), text(order, "open_device: order")
+    instructions, matrix = text(instructions, "open_device: instructions"), text(matrix, "open_device: matrix")
     if instructions and kind != "cpu":
         raise ValueError(f"[open_device: instructions] expected the device cpu, got {kind}")
     if matrix and kind != "metal":
@@ -73,6 +76,9 @@ def open_device(
         return _core.open_metal_device(matrix)
     threads = whole(threads, 0, MAX_THREADS, "open_device: threads")
     seed = whole(seed, 0, 2**64 - 1, "open_device: seed")
+    guard = flag(guard, "open_device: guard")
+    if stream is not None:
+        stream = whole(stream, 0, 2**64 - 1, "open_device: stream")
     if kind == "cuda":
         load_nvrtc()
     return _core.open_device(

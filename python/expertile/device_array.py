@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from expertile.arrays import fits, shape_text, whole
+from expertile.arrays import fits, flag, instance, listed, shape_text, whole
 from expertile.device import Device
 from expertile.route_error import RouteError
 
@@ -46,10 +46,10 @@ class DeviceArray:
         owner: Any = None,
         writable: bool = True,
     ) -> None:
-        self.device = device
+        self.device: Device = instance(device, Device, "a Device", "DeviceArray: device")
         self.shape, self.dtype, self.nbytes = array_size(shape, dtype)
         self.owner = owner
-        self.writable = writable
+        self.writable = flag(writable, "DeviceArray: writable")
         self.address = whole(address, 0, 2**64 - 1, "DeviceArray: address")
         # None: an array of no elements has no memory.
         self.buffer = device.adopt(self.address, self.nbytes) if self.nbytes else None
@@ -57,6 +57,7 @@ class DeviceArray:
     @classmethod
     def empty(cls, device: Device, shape: Sequence[int], dtype: Any) -> DeviceArray:
         """New memory of the device, with any content."""
+        instance(device, Device, "a Device", "DeviceArray: device")
         owner = device.alloc(max(array_size(shape, dtype)[2], 1))
         return cls(device, owner.address, shape, dtype, owner)
 
@@ -103,8 +104,13 @@ class DeviceArray:
 
 
 def array_size(shape: Sequence[int], dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """The shape as whole numbers, the type, and the bytes of both, which do not wrap. Raises ValueError."""
-    sizes, kind = tuple(whole(n, 0, 2**62, "DeviceArray: shape") for n in shape), np.dtype(dtype)
+    """The shape as whole numbers, the type, and the bytes of both, which do not wrap. Raises TypeError, ValueError."""
+    items = listed(shape, "a sequence of sizes", "DeviceArray: shape")
+    sizes = tuple(whole(n, 0, 2**62, "DeviceArray: shape") for n in items)
+    try:
+        kind = np.dtype(dtype)
+    except TypeError:
+        raise TypeError(f"[DeviceArray: dtype] expected a NumPy type, got {dtype!r}") from None
     if kind.hasobject:
         raise ValueError(f"[DeviceArray: dtype] expected plain numbers, got {kind}")
     nbytes = math.prod(sizes) * kind.itemsize

@@ -6,8 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from expertile import _core
-from expertile.arrays import whole
+from expertile.arrays import instance, listed, text, whole
 from expertile.layer_weights import TensorLike
 
 COUNTS = ("dim", "n_experts", "top_k", "shared_ffn", "n_streams", "low_rank")
@@ -23,6 +25,7 @@ class Model:
     """
 
     def __init__(self, core: _core.Model) -> None:
+        instance(core, _core.Model, "what open_gguf or Model.from_tensors makes", "Model")
         self._core = core
         self.config = core.config
         self.tensors: dict[str, Any] = core.tensors
@@ -34,20 +37,22 @@ class Model:
         sizes    the fields of `config` by name; expert_ffn may be one number for all layers
         tensors  name (as in a GGUF file) -> object with .type, .shape, .data (uint8, C-contiguous; kept, not copied)
 
-        Raises ValueError for sizes over a limit or data of the wrong length, GGUFError for a tensor that is missing
-        or has the wrong shape.
+        Raises ValueError for sizes over a limit or data of the wrong length, TypeError for what is no mapping or no
+        tensor, GGUFError for a tensor that is missing or has the wrong shape.
         """
+        instance(sizes, Mapping, "sizes by name", "Model: sizes")
+        instance(tensors, Mapping, "tensors by name", "Model: tensors")
         if set(sizes) != set(SIZES):
-            raise ValueError(f"[Model: sizes] expected {', '.join(SIZES)}, got {', '.join(sizes) or 'none'}")
+            raise ValueError(f"[Model: sizes] expected {', '.join(SIZES)}, got {', '.join(map(str, sizes)) or 'none'}")
         most = 2**31 - 1  # Config.validate() knows the limits; here no number may wrap
         fields: dict[str, Any] = {name: whole(sizes[name], 0, most, f"Model: {name}") for name in COUNTS}
         n_layers = whole(sizes["n_layers"], 1, max(len(tensors), 1), "Model: n_layers")  # a layer has tensors
         ffn = sizes["expert_ffn"]
-        listed = list(ffn) if hasattr(ffn, "__len__") else [ffn] * n_layers
-        fields["expert_ffn"] = [whole(size, 0, most, "Model: expert_ffn") for size in listed]
-        fields |= {"n_layers": n_layers, "rms_eps": float(sizes["rms_eps"])}
+        by_layer = list(ffn) if hasattr(ffn, "__len__") else [ffn] * n_layers
+        fields["expert_ffn"] = [whole(size, 0, most, "Model: expert_ffn") for size in by_layer]
+        fields |= {"n_layers": n_layers, "rms_eps": _number(sizes["rms_eps"], "Model: rms_eps")}
         config = _core.Config(**fields)
-        core = [_core.Tensor(name, t.type, list(t.shape), t.data) for name, t in tensors.items()]
+        core = [_tensor(text(name, "Model: tensors: name"), tensor) for name, tensor in tensors.items()]
         return cls(_core.Model(config, core))
 
     def __repr__(self) -> str:
@@ -55,10 +60,27 @@ class Model:
         return f"<Model: {c.n_layers} layers, D={c.dim}, E={c.n_experts}, K={c.top_k}>"
 
 
+def _number(value: Any, where: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"[{where}] expected a number, got {value!r}") from None
+
+
+def _tensor(name: str, tensor: Any) -> Any:
+    """A tensor of the caller's for the engine. Raises TypeError, ValueError."""
+    try:
+        kind, shape, data = tensor.type, tensor.shape, tensor.data
+    except AttributeError:
+        raise TypeError(f"[{name}] expected .type, .shape and .data, got {type(tensor).__name__}") from None
+    sizes = [whole(size, 0, 2**63 - 1, f"{name}: shape") for size in listed(shape, "a sequence of sizes", name)]
+    return _core.Tensor(name, text(kind, f"{name}: type"), sizes, instance(data, np.ndarray, "a NumPy array", name))
+
+
 def open_gguf(path: str | os.PathLike[str]) -> Model:
     """Opens the MoE half of a GGUF file of architecture qwen4exp (any shard of a split file will do).
 
     The file is mapped, not read; its sizes and types come from the file. Raises GGUFError naming the file and the
-    field that is wrong.
+    field that is wrong, TypeError for what is no path.
     """
-    return Model(_core.open_gguf(os.fsencode(path)))
+    return Model(_core.open_gguf(os.fsencode(instance(path, (str, bytes, os.PathLike), "a path", "open_gguf"))))

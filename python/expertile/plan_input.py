@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from expertile.arrays import checked
+from expertile.arrays import checked, instance
 from expertile.plan import max_rows
 
 PLAN_INPUTS = ("tiles", "row_token", "row_weight", "position", "meta")
@@ -28,8 +28,9 @@ def checked_plan(
     columns   column tiles of gate/up and of down in the layer that reads them: they replace those of the layer that
               the plan was made for, in the grids of meta
 
-    Raises ValueError.
+    Raises ValueError, TypeError for what is no mapping.
     """
+    instance(plan, Mapping, "the arrays of a plan by name", f"{where}: plan")
     for name in PLAN_INPUTS:
         if name not in plan:
             raise ValueError(f"[{where}: plan] expected {', '.join(PLAN_INPUTS)}, got {', '.join(plan) or 'nothing'}")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from expertile import _core
-from expertile.arrays import checked, checked_out, checked_tile, whole
+from expertile.arrays import checked, checked_out, checked_tile, flag, instance, listed, text, whole
 from expertile.calls import Calls
 from expertile.device import Device, open_device
 from expertile.device_array import is_device_array, run_on_device
@@ -46,7 +46,7 @@ class Window:
     profile     time every step by itself (`seconds`)
 
     Raises ValueError for sizes over a limit, a tile that is not compiled (naming those that are) or a precision that
-    the device lacks, RuntimeError where the device has not enough memory.
+    the device lacks, TypeError for an option of another type, RuntimeError where the device has not enough memory.
 
     `x` is [T, C, D] fp32: the residual streams, T <= max_tokens. One call at a time runs; others wait, and one that a
     callback of the window makes is a ValueError. A callback must not wait for another thread's call either: that call
@@ -71,21 +71,25 @@ class Window:
     ) -> None:
         max_tokens = whole(max_tokens, 1, 1 << 20, "Window: max_tokens")
         gate_up, down = checked_tile(gate_up, "Window: gate_up"), checked_tile(down, "Window: down")
-        self.model, self.config = model, model.config
+        names = None if fuse is None else listed(fuse, "None or a list of names", "Window: fuse")
+        self.model: Model = instance(model, Model, "a Model", "Window: model")
+        self.config = self.model.config
+        if device is not None:
+            instance(device, (Device, str), "a Device, its kind or None", "Window: device")
         self.device = device if isinstance(device, Device) else open_device(device, threads=threads)
         self.max_tokens = max_tokens
         self.precision = precision
         self._core = _core.Window(
-            model._core,
+            self.model._core,
             self.device,
             max_tokens,
-            plan,
+            text(plan, "Window: plan"),
             list(gate_up),
             list(down),
-            None if fuse is None else list(fuse),
-            elementwise,
-            precision,
-            profile,
+            None if names is None else [text(name, "Window: fuse") for name in names],
+            text(elementwise, "Window: elementwise"),
+            text(precision, "Window: precision"),
+            flag(profile, "Window: profile"),
         )
         self._tiles = (gate_up, down)
         self._calls = Calls()
@@ -359,7 +363,11 @@ class Window:
 
         A list of faults, each with `kind` ("hazard", "unwritten", "barrier", "contract"), `where` and `detail`.
         """
-        return list(self._core.check_groups(self._layer(layer, "check_groups"), n_tokens, [list(g) for g in groups]))
+        n_tokens = whole(n_tokens, 1, self.max_tokens, "check_groups: n_tokens")
+        expected, where = "lists of launches", "check_groups: groups"
+        members = [listed(group, expected, where) for group in listed(groups, expected, where)]
+        numbers = [[whole(launch, 0, 2**32 - 1, where) for launch in group] for group in members]
+        return list(self._core.check_groups(self._layer(layer, "check_groups"), n_tokens, numbers))
 
     # Helpers.
 
