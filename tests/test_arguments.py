@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -164,3 +165,20 @@ def test_what_is_no_list_no_path_and_no_number_is_refused(
     for where, call in calls.items():
         with pytest.raises((TypeError, ValueError), match=rf"^\[{where}\] expected [^\n]*, got [^\n]*$"):
             call()
+
+
+@pytest.mark.parametrize("dtype", [">f4", object, [("a", "O"), ("b", "f4")], [("a", ">f4")]], ids=str)
+def test_arrays_of_objects_and_of_the_other_byte_order_are_refused(device: expertile.Device, dtype: Any) -> None:
+    """An object inside a structured type was overwritten with bytes, and its pointer followed."""
+    buffer, array = device.alloc(64), np.empty(2, dtype)
+    for call in (lambda: device.upload(array), lambda: device.read(buffer, array), lambda: device.write(buffer, array)):
+        with pytest.raises(ValueError, match=r"^\[Device\.\w+\] expected a native number type, got [^\n]*$"):
+            call()
+
+
+def test_a_path_with_a_zero_byte_is_refused() -> None:
+    """To the system a name ends there, and so did the words of the error."""
+    path = str(Path(__file__).parent / "data" / "golden" / "tiny" / "model.gguf")
+    for wrong in (f"{path}\0more", f"{path}\0more".encode()):
+        with pytest.raises(ValueError, match=r"^\[open_gguf\] expected a path without a zero byte, got b?'"):
+            expertile.open_gguf(wrong)

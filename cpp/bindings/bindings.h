@@ -22,7 +22,8 @@ inline std::byte* contiguous_bytes(const py::array& array, const std::string& wh
   if (!(array.flags() & py::array::c_style)) {
     throw std::invalid_argument(expected_got(where, "a C-contiguous array", "another layout"));
   }
-  if (array.dtype().byteorder() == '>' || (array.dtype().kind() == 'O')) {
+  // Of the fields of a structured type, too: bytes written over a Python object's pointer would be followed.
+  if (!array.dtype().attr("isnative").cast<bool>() || array.dtype().attr("hasobject").cast<bool>()) {
     throw std::invalid_argument(expected_got(where, "a native number type", std::string(py::str(array.dtype()))));
   }
   if (writable && !array.writeable()) {

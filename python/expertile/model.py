@@ -81,6 +81,9 @@ def open_gguf(path: str | os.PathLike[str]) -> Model:
     """Opens the MoE half of a GGUF file of architecture qwen4exp (any shard of a split file will do).
 
     The file is mapped, not read; its sizes and types come from the file. Raises GGUFError naming the file and the
-    field that is wrong, TypeError for what is no path.
+    field that is wrong, TypeError for what is no path, ValueError for one with a zero byte.
     """
-    return Model(_core.open_gguf(os.fsencode(instance(path, (str, bytes, os.PathLike), "a path", "open_gguf"))))
+    name = os.fsencode(instance(path, (str, bytes, os.PathLike), "a path", "open_gguf"))
+    if b"\0" in name:  # to the system a name ends there
+        raise ValueError(f"[open_gguf] expected a path without a zero byte, got {path!r}")
+    return Model(_core.open_gguf(name))
