@@ -182,3 +182,51 @@ def test_a_path_with_a_zero_byte_is_refused() -> None:
     for wrong in (f"{path}\0more", f"{path}\0more".encode()):
         with pytest.raises(ValueError, match=r"^\[open_gguf\] expected a path without a zero byte, got b?'"):
             expertile.open_gguf(wrong)
+
+
+LONG = [np.zeros((3, 3)), 10**5000, "x" * 100, [1] * 100]
+
+
+@pytest.mark.parametrize("wrong", LONG, ids=lambda wrong: type(wrong).__name__)
+def test_what_is_long_is_named_by_its_type(device: expertile.Device, model: expertile.Model, wrong: Any) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: device.alloc(wrong),
+        lambda: expertile.Window(model, device, wrong),
+        lambda: expertile.Window(model, device, 4, down=wrong),
+    ]
+    for call in calls:
+        with pytest.raises(
+            ValueError, match=rf"^\[[\w: .]+\] expected .*, got an object of type [\w.]*{type(wrong).__name__}$"
+        ):
+            call()
+
+
+@pytest.mark.parametrize("wrong", ["cpu\0", "\ud800", "a\nb"], ids=ascii)
+def test_text_that_cannot_be_repeated_is_refused(device: expertile.Device, model: expertile.Model, wrong: str) -> None:
+    sizes, tensors = synthetic_model("tiny", 2)
+    tensor = next(iter(tensors.values()))
+    calls: dict[str, Callable[[], Any]] = {
+        "open_device: kind": lambda: expertile.open_device(wrong),
+        "open_device: instructions": lambda: expertile.open_device("cpu", instructions=wrong),
+        "Window: plan": lambda: expertile.Window(model, device, 4, plan=wrong),
+        "Model: tensors: name": lambda: expertile.Model.from_tensors(sizes, {**tensors, wrong: tensor}),
+    }
+    for where, call in calls.items():
+        with pytest.raises(ValueError, match=rf"^\[{where}\] expected printable text, got '.*'$") as error:
+            call()
+        assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["token_mixer", "progress"])
+def test_a_callback_that_is_no_function_is_refused(window: expertile.Window, name: str) -> None:
+    x = random_streams(2, 4, 512)
+    for wrong in (5, "text"):
+        with pytest.raises(TypeError, match=rf"^\[prompt_chunk: {name}\] expected None or a function, got \w+$"):
+            window.prompt_chunk(x, **{name: wrong})
+
+
+def test_faults_of_more_tokens_than_there_are_are_refused(window: expertile.Window) -> None:
+    """They asked for that much memory first."""
+    for name in ("route_faults", "clear_faults"):
+        with pytest.raises(ValueError, match=rf"^\[{name}\] expected at most 4 tokens \(max_tokens\), got 5$"):
+            getattr(window._core, name)(5)

@@ -10,6 +10,15 @@
 
 namespace expertile::bindings {
 
+// As `shown` in expertile/arrays.py.
+inline std::string shown(const py::object& value) {
+  const auto text = py::reinterpret_steal<py::object>(PyObject_Repr(value.ptr()));
+  if (!text) PyErr_Clear();
+  const std::string words = text ? std::string(py::str(text)) : "\n";
+  if (words.size() <= 80 && words.find('\n') == std::string::npos) return words;
+  return std::string("an object of type ") + Py_TYPE(value.ptr())->tp_name;
+}
+
 // Any kind of whole number within 64 bits, as `whole` in expertile/arrays.py; throws std::invalid_argument.
 inline std::uint64_t whole_number(const py::object& value, const std::string& where) {
   if (!PyBool_Check(value.ptr())) {
@@ -21,7 +30,7 @@ inline std::uint64_t whole_number(const py::object& value, const std::string& wh
     }
     PyErr_Clear();
   }
-  throw std::invalid_argument(expected_got(where, "0..2^64-1", std::string(py::repr(value))));
+  throw std::invalid_argument(expected_got(where, "0..2^64-1", shown(value)));
 }
 
 [[noreturn]] inline void refuse_type(const py::object& value, const std::string& where, const std::string& expected) {

@@ -253,6 +253,7 @@ BufferRef Window::buffer(const std::string& name) const {
 }
 
 std::map<std::uint32_t, std::uint32_t> Window::route_faults(std::uint32_t n_tokens) {
+  state_->check_call("route_faults", 0, n_tokens);
   std::vector<std::uint32_t> status(n_tokens);
   std::map<std::uint32_t, std::uint32_t> faults;
   if (n_tokens == 0) return faults;
@@ -264,6 +265,7 @@ std::map<std::uint32_t, std::uint32_t> Window::route_faults(std::uint32_t n_toke
 }
 
 void Window::clear_faults(std::uint32_t n_tokens) {
+  state_->check_call("clear_faults", 0, n_tokens);
   const std::vector<std::uint32_t> zeros(n_tokens, 0);
   if (n_tokens > 0) state_->device->write(buffer("status"), 0, zeros.data(), n_tokens * sizeof(zeros[0]));
 }

@@ -9,6 +9,15 @@ from typing import Any
 import numpy as np
 
 
+def shown(value: Any) -> str:
+    """`value` for the words of an error: as Python writes it, or its type where that is long or has several lines."""
+    try:
+        words = repr(value)
+    except ValueError:  # an int of more digits than Python writes
+        words = "\n"
+    return words if len(words) <= 80 and "\n" not in words else f"an object of type {type(value).__name__}"
+
+
 def whole(value: Any, low: int, high: int, where: str) -> int:
     """`value`, any kind of whole number, as an int of low..high. Raises ValueError."""
     try:
@@ -16,7 +25,7 @@ def whole(value: Any, low: int, high: int, where: str) -> int:
     except TypeError:
         number = None
     if number is None or not low <= number <= high:
-        raise ValueError(f"[{where}] expected {low}..{high}, got {value!r}")
+        raise ValueError(f"[{where}] expected {low}..{high}, got {shown(value)}")
     return number
 
 
@@ -28,8 +37,11 @@ def instance(value: Any, kind: type | tuple[type, ...], expected: str, where: st
 
 
 def text(value: Any, where: str) -> str:
-    """`value`, a string. Raises TypeError."""
-    return str(instance(value, str, "a string", where))
+    """`value`, a string that the engine can take and repeat. Raises TypeError, ValueError."""
+    words = str(instance(value, str, "a string", where))
+    if not words.isprintable():
+        raise ValueError(f"[{where}] expected printable text, got {shown(words)}")
+    return words
 
 
 def flag(value: Any, where: str) -> bool:
@@ -48,7 +60,7 @@ def checked_tile(tile: Any, where: str) -> tuple[int, int, int, int]:
     """A tile (M, N, K, S) of whole numbers. Raises ValueError."""
     numbers = list(tile) if isinstance(tile, (tuple, list, np.ndarray)) else []
     if len(numbers) != 4:
-        raise ValueError(f"[{where}] expected a tile (M, N, K, S), got {tile!r}")
+        raise ValueError(f"[{where}] expected a tile (M, N, K, S), got {shown(tile)}")
     rows, columns, inner, simdgroups = (whole(number, 1, 1 << 20, where) for number in numbers)
     return rows, columns, inner, simdgroups
 

@@ -142,6 +142,9 @@ class Window:
         progress: Callable[[int, int], None] | None,
         where: str,
     ) -> Any:
+        for name, callback in (("token_mixer", token_mixer), ("progress", progress)):
+            if callback is not None:
+                instance(callback, Callable, "None or a function", f"{where}: {name}")  # type: ignore[arg-type]
         if is_device_array(x):
             return run_on_device(self, layers, x, out, token_mixer, progress, where)
         x = self._streams(x, where)
