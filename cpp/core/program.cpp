@@ -75,6 +75,10 @@ class Written {
   std::map<const Buffer*, std::map<std::uint64_t, std::uint64_t>> ranges_;
 };
 
+bool within(const Buffer& buffer, std::uint64_t offset, std::uint64_t bytes) {
+  return bytes <= buffer.bytes() && offset <= buffer.bytes() - bytes;
+}
+
 void check_contract(const Group& group, const Launch& launch, std::vector<Fault>& faults) {
   const std::string where = place(group, launch);
   const auto fault = [&](const std::string& detail) { faults.push_back({"contract", where, detail}); };
@@ -95,9 +99,12 @@ void check_contract(const Group& group, const Launch& launch, std::vector<Fault>
             (info->buffers[i].is_const ? "Read (it is const)" : "Write or ReadWrite") + ", got " +
             (reads_only ? "Read" : "a write"));
     }
-    if (!b.buffer || b.bytes == 0 || b.offset + b.bytes > b.buffer->bytes()) {
+    if (!b.buffer || b.bytes == 0 || !within(*b.buffer, b.offset, b.bytes)) {
       fault(std::string("buffer ") + info->buffers[i].name + ": byte range outside its buffer");
     }
+  }
+  if (launch.grid.indirect && !within(*launch.grid.indirect, launch.grid.indirect_offset, 12)) {
+    fault("indirect grid: three words outside its buffer");
   }
   for (const std::uint32_t size : launch.grid.indirect ? launch.grid.max_grid : launch.grid.size) {
     if (size == 0) fault("grid: expected at least 1 in every dimension, got 0");
