@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -156,6 +157,32 @@ def test_the_emulator_without_memory_or_threads_refuses_or_is_right() -> None:
     print(lines)
     assert len(lines) == 5 and lines[-1] == "same"
     assert all(line == "same" or line.startswith("refused: [") for line in lines)
+
+
+SCARCE_SCRATCH = """
+n = 4096
+x = random_streams(n, 4, 512)
+want = expertile.Window(model, "cpu", max_tokens=n, threads=2).moe_layer(0, x)
+window = expertile.Window(model, "cpu", max_tokens=n, threads=2)
+out = np.empty_like(x)
+pages = int(open("/proc/self/statm").read().split()[0])
+for limit in (pages * resource.getpagesize(), resource.RLIM_INFINITY):
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    try:
+        said = "same"
+        window.moe_layer(0, x, out)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    print(said if said != "same" or (out == want).all() else "other")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sizes of an address space are limited on Linux")
+def test_the_cpu_without_memory_for_its_threads_says_so_and_goes_on() -> None:
+    first, then = run(SCARCE_SCRATCH).splitlines()
+    assert re.fullmatch(r"RuntimeError: \[cpu scratch\] expected \d+ bytes of memory, got less", first)
+    assert then == "same"
 
 
 def test_more_threads_than_the_system_gives_are_an_error() -> None:

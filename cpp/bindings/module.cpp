@@ -29,6 +29,8 @@ PYBIND11_MODULE(_core, m) {
       PyErr_SetString(PyExc_RuntimeError, e.what());
     } catch (const GGUFError& e) {
       set_error(gguf_error, e.what());
+    } catch (const std::bad_alloc&) {
+      PyErr_SetString(PyExc_MemoryError, expected_got("memory", "more of the system's", "none").c_str());
     }
   });
   bindings::bind_device(m);

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <new>
 #include <string>
 #include <utility>
 
@@ -62,7 +63,11 @@ std::byte* ThreadPool::Scratch::grow(std::size_t wanted) {
   if (wanted > bytes) {
     memory.reset();
     bytes = 0;
-    memory.reset(new std::byte[wanted + 64]);
+    try {
+      memory.reset(new std::byte[wanted + 64]);
+    } catch (const std::bad_alloc&) {
+      throw DeviceError(expected_got("cpu scratch", std::to_string(wanted) + " bytes of memory", "less"));
+    }
     bytes = wanted;
   }
   const auto address = reinterpret_cast<std::uintptr_t>(memory.get());
