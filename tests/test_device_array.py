@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +133,37 @@ def test_copies_stay_inside_their_buffers(window: expertile.Window, x: np.ndarra
     got = np.empty(4, np.float32)
     window.device.read(small, got)
     assert got.tolist() == [0, 70, 2, 3]
+
+
+def test_other_threads_run_while_a_device_copies() -> None:
+    """A thread that asks for the interpreter gets it only where a call gives it away."""
+    device, array = expertile.open_device("cpu", threads=1), np.zeros(1 << 26, np.uint8)
+    buffer = device.upload(array)
+    turns, done = [0], threading.Event()
+
+    def count() -> None:
+        while not done.is_set():
+            turns[0] += 1
+            time.sleep(0)
+
+    def turns_during(call: Callable[..., Any], *arguments: Any) -> int:
+        before = turns[0]
+        call(*arguments)
+        return turns[0] - before
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(30.0)  # no thread is made to give it away
+    other = threading.Thread(target=count)
+    other.start()
+    try:
+        while turns[0] == 0:
+            time.sleep(0.001)
+        for call in ((device.upload, array), (device.write, buffer, array), (device.read, buffer, array)):
+            assert turns_during(*call) > 0, call[0]
+    finally:
+        done.set()
+        sys.setswitchinterval(interval)
+        other.join()
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,10 @@ using Argument = std::variant<BufferRef, py::array>;
 BufferRef to_device(Device& device, const py::array& array, const std::string& where) {
   const std::byte* data = contiguous_bytes(array, where, false);
   if (array.nbytes() == 0) throw std::invalid_argument(expected_got(where, "at least one element", "an empty array"));
-  BufferRef buffer = device.alloc(static_cast<std::uint64_t>(array.nbytes()));
-  device.write(buffer, 0, data, buffer->bytes());
+  const auto bytes = static_cast<std::uint64_t>(array.nbytes());
+  const GilRelease release;
+  BufferRef buffer = device.alloc(bytes);
+  device.write(buffer, 0, data, bytes);
   return buffer;
 }
 
@@ -111,8 +113,8 @@ constexpr const char* kDeviceDoc =
 kind  "metal", "cuda", "cpu" or "emulator"
 name  what the machine calls it
 
-Arrays are C-contiguous and in native byte order; a call returns when its copy is done. A server's own memory is best
-taken through `expertile.DeviceArray`.
+Arrays are C-contiguous and in native byte order; a call returns when its copy is done, and other threads run
+meanwhile. A server's own memory is best taken through `expertile.DeviceArray`.
 
 Errors: ValueError for a range that ends behind its buffer, an array of another layout or what is no whole number;
 TypeError for what is no array or no buffer; RuntimeError for what the device cannot do.
@@ -147,14 +149,20 @@ detail   its name, or why it is absent
 void read_array(Device& device, const py::object& source, const py::object& array) {
   const BufferRef from = buffer_argument(source, "Device.read: source");
   const py::array to = array_argument(array, "Device.read: array");
-  device.read(from, 0, contiguous_bytes(to, "Device.read", true), static_cast<std::uint64_t>(to.nbytes()));
+  std::byte* const data = contiguous_bytes(to, "Device.read", true);
+  const auto bytes = static_cast<std::uint64_t>(to.nbytes());
+  const GilRelease release;
+  device.read(from, 0, data, bytes);
 }
 
 void write_array(Device& device, const py::object& buffer, const py::object& array, const py::object& offset) {
   const BufferRef to = buffer_argument(buffer, "Device.write: to");
   const py::array from = array_argument(array, "Device.write: array");
   const std::uint64_t at = whole_number(offset, "Device.write: offset");
-  device.write(to, at, contiguous_bytes(from, "Device.write", false), static_cast<std::uint64_t>(from.nbytes()));
+  const std::byte* const data = contiguous_bytes(from, "Device.write", false);
+  const auto bytes = static_cast<std::uint64_t>(from.nbytes());
+  const GilRelease release;
+  device.write(to, at, data, bytes);
 }
 
 BufferRef adopt(Device& device, const py::object& address, const py::object& bytes) {
