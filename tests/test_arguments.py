@@ -221,8 +221,22 @@ def test_text_that_cannot_be_repeated_is_refused(device: expertile.Device, model
 def test_a_callback_that_is_no_function_is_refused(window: expertile.Window, name: str) -> None:
     x = random_streams(2, 4, 512)
     for wrong in (5, "text"):
-        with pytest.raises(TypeError, match=rf"^\[prompt_chunk: {name}\] expected None or a function, got \w+$"):
+        with pytest.raises(TypeError, match=rf"^\[prompt_chunk: {name}\] expected None or a plain function, got \w+$"):
             window.prompt_chunk(x, **{name: wrong})
+
+
+@pytest.mark.parametrize("name", ["token_mixer", "progress"])
+def test_an_async_callback_is_refused(window: expertile.Window, name: str) -> None:
+    """Called, it only makes a coroutine: the layers went on without its attention."""
+
+    async def callback(*_: Any) -> None: ...
+
+    class Server:
+        async def __call__(self, *_: Any) -> None: ...
+
+    for wrong in (callback, Server()):
+        with pytest.raises(TypeError, match=rf"^\[prompt_chunk: {name}\] expected .*, got an async one$"):
+            window.prompt_chunk(random_streams(2, 4, 512), **{name: wrong})
 
 
 def test_faults_of_more_tokens_than_there_are_are_refused(window: expertile.Window) -> None:

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+
+def check_callback(callback: Any, where: str) -> None:
+    """Raises TypeError for what is no function; called, an async one does nothing."""
+    if callback is None:
+        return
+    got = "" if callable(callback) else type(callback).__name__
+    if not got and any(inspect.iscoroutinefunction(call) for call in (callback, type(callback).__call__)):
+        got = "an async one"
+    if got:
+        raise TypeError(f"[{where}] expected None or a plain function, got {got}")
 
 
 class Calls:

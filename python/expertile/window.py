@@ -10,7 +10,7 @@ import numpy as np
 
 from expertile import _core
 from expertile.arrays import checked, checked_out, checked_tile, flag, instance, listed, text, whole
-from expertile.calls import Calls
+from expertile.calls import Calls, check_callback
 from expertile.device import Device, open_device
 from expertile.device_array import is_device_array, run_on_device
 from expertile.model import Model, open_gguf
@@ -143,8 +143,7 @@ class Window:
         where: str,
     ) -> Any:
         for name, callback in (("token_mixer", token_mixer), ("progress", progress)):
-            if callback is not None:
-                instance(callback, Callable, "None or a function", f"{where}: {name}")  # type: ignore[arg-type]
+            check_callback(callback, f"{where}: {name}")
         if is_device_array(x):
             return run_on_device(self, layers, x, out, token_mixer, progress, where)
         x = self._streams(x, where)
