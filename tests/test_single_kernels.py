@@ -264,10 +264,12 @@ def hc_up(launch: Launch, lo: Array, weight: WeightArray, tile: Tile, x: Array, 
     return mixed, half, int(saturated[0])
 
 
-@pytest.mark.parametrize("type_name", TYPES)
-def test_low_rank_up_gates_and_averages_the_streams(launch: Launch, type_name: str) -> None:
+@pytest.mark.parametrize(
+    ("type_name", "n_streams", "rank"), [*((name, 3, inner_size(name, 1)) for name in TYPES), ("Q8_0", 16, 672)]
+)
+def test_low_rank_up_gates_and_averages_the_streams(launch: Launch, type_name: str, n_streams: int, rank: int) -> None:
     rng = np.random.default_rng(8)
-    n_tokens, n_streams, dim, rank = 19, 3, 70, inner_size(type_name, 1)
+    n_tokens, dim = 19, 70
     x = rng.standard_normal((n_tokens, n_streams, dim)).astype(np.float32)
     inverse = rng.uniform(0.5, 2.0, (n_tokens, n_streams)).astype(np.float32)
     gamma = rng.uniform(0.5, 2.0, n_streams * dim).astype(np.float32)

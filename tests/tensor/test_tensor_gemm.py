@@ -92,7 +92,7 @@ def test_shared_swiglu(launch: Launch, type_name: str) -> None:
 
 @pytest.mark.parametrize("type_name", library.WHOLE)
 def test_low_rank_up(launch: Launch, type_name: str) -> None:
-    single.test_low_rank_up_gates_and_averages_the_streams(launch, type_name)
+    single.test_low_rank_up_gates_and_averages_the_streams(launch, type_name, 3, single.inner_size(type_name, 1))
 
 
 @pytest.mark.parametrize("tile", TILES)

@@ -52,13 +52,23 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(out))
 
 
-def product(library: ctypes.CDLL, weight: Any, x: Array, precision: str, first: int = 0, count: int = -1) -> Array:
+def product(
+    library: ctypes.CDLL,
+    weight: Any,
+    x: Array,
+    precision: str,
+    first: int = 0,
+    count: int = -1,
+    mixed: bool = False,
+    together: int = 1,
+) -> Array:
     n_rows, n_inner = x.shape
     count = n_rows - first if count < 0 else count
     n_weights = weight.shape[1]
     sums = np.full((count, n_weights), np.nan, np.float32)
     x = np.ascontiguousarray(x)
     library.tile_product(
+        int(mixed),
         weight.type.encode(),
         int(precision == "bf16"),
         ctypes.c_void_p(weight.data.ctypes.data),
@@ -67,6 +77,7 @@ def product(library: ctypes.CDLL, weight: Any, x: Array, precision: str, first: 
         ctypes.c_void_p(x.ctypes.data),
         *map(ctypes.c_uint64, (n_rows, n_inner, first, count)),
         ctypes.c_void_p(sums.ctypes.data),
+        ctypes.c_uint64(together),
     )
     return sums
 
@@ -118,3 +129,18 @@ def test_integers_are_exact(library: ctypes.CDLL) -> None:
     assert (np.abs(x).astype(np.int64) @ np.abs(values).astype(np.int64).T).max() < 2**24
     want = x.astype(np.int64) @ values.astype(np.int64).T
     assert_bitwise_equal(product(library, weight, x, "exact"), want.astype(np.float32), "sums")
+
+
+@pytest.mark.parametrize("n_rows", [4, 5, 96])
+@pytest.mark.parametrize("n_inner", [640, 768, 1312])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_panel_holds_the_weights_that_must_come_together(
+    library: ctypes.CDLL, mixed: bool, n_inner: int, n_rows: int
+) -> None:
+    """A column of gemm_hc_up has a weight row of each of up to 16 streams: twice a panel, whose sums lay behind it."""
+    weight, x = case("IQ4_NL", n_inner, 40, n_rows, 4)
+    want = product(library, weight, x, "exact", mixed=mixed)
+    assert np.isfinite(want).all()
+    for together in (9, 16):
+        got = product(library, weight, x, "exact", mixed=mixed, together=together)
+        assert_bitwise_equal(got, want, f"{together} weights")

@@ -81,7 +81,7 @@ void gemm_hc_up(const NativeCall& call, Type type) {
   auto* mixed_half = call.buffer<std::uint16_t>(7);
   auto* saturated = call.buffer<std::uint64_t>(8);
   const std::size_t n = args.dim, streams = args.n_streams;
-  const PanelGemm gemm(call.kernels, type, Operand::Half, call.precision, args.n_inner);
+  const PanelGemm gemm(call.kernels, type, Operand::Half, call.precision, args.n_inner, streams);
   dense_product(
       call.pool, gemm, args.n_tokens, n, streams, [&](std::size_t token) { return lo + token * args.n_inner; },
       [&](std::size_t c, std::size_t d) { return matrix.row(c * n + d); },

@@ -15,11 +15,13 @@ void copy_padded(const void* from, std::size_t n, float* to) {
 
 }  // namespace
 
-PanelGemm::PanelGemm(const Kernels& kernels, Type type, Operand operand, Precision precision, std::size_t n_inner)
+PanelGemm::PanelGemm(const Kernels& kernels, Type type, Operand operand, Precision precision, std::size_t n_inner,
+                     std::size_t together)
     : kernels_(kernels),
       format_(kernels.format(type)),
       way_(way_of(kernels, operand, precision)),
       exact_(precision == Precision::Exact),
+      panel_weights_(std::max(kernels.panel_weights, together)),
       n_inner_(n_inner),
       elements_(type_info(type).elements),
       bytes_(type_info(type).bytes) {}
@@ -31,7 +33,7 @@ PanelGemm::Way PanelGemm::way_of(const Kernels& kernels, Operand operand, Precis
 }
 
 std::size_t PanelGemm::panel_weights() const {
-  return way_ == Way::Tiles ? kernels_.tiles->weights[exact_ ? 1 : 0] : kernels_.panel_weights;
+  return way_ == Way::Tiles ? kernels_.tiles->weights[exact_ ? 1 : 0] : panel_weights_;
 }
 
 // Few rows have no panel in memory: the more weights the fewer calls.
@@ -91,12 +93,12 @@ void PanelGemm::convert_row(const void* from, std::size_t row, std::size_t n_row
 std::size_t PanelGemm::scratch_bytes() const {
   if (way_ == Way::Tiles) return kernels_.tiles->scratch_bytes;
   const std::size_t step = std::min(kernels_.inner_step, padded(n_inner_));
-  return kernels_.panel_weights * (step + kMaxRows * kLanes) * sizeof(float);
+  return panel_weights_ * (step + kMaxRows * kLanes) * sizeof(float);
 }
 
 void PanelGemm::decode(const Panel& panel, std::size_t k, std::size_t n, float* to) const {
   const std::size_t offset = k / elements_ * bytes_, bytes = n / elements_ * bytes_;
-  const std::size_t panel_bytes = kernels_.panel_weights * (n_inner_ / elements_ * bytes_);
+  const std::size_t panel_bytes = panel_weights_ * (n_inner_ / elements_ * bytes_);
   for (int w = 0; w < panel.n_weights; ++w, to += padded(n)) {
     const std::uint8_t* from = panel.weights[w] + offset;
     if (way_ == Way::Floats) {
@@ -149,7 +151,7 @@ void PanelGemm::multiply(const Panel& panel, std::byte* scratch) const {
   }
   const std::size_t full = inner_step(panel.n_rows);
   auto* decoded = reinterpret_cast<float*>(scratch);
-  float* partial = decoded + kernels_.panel_weights * std::min(kernels_.inner_step, padded(n_inner_));
+  float* partial = decoded + panel_weights_ * std::min(kernels_.inner_step, padded(n_inner_));
   for (std::size_t k = 0; k < n_inner_; k += full) {
     const std::size_t n = std::min(full, n_inner_ - k);
     decode(panel, k, n, decoded);

@@ -23,8 +23,9 @@ class PanelGemm {
   static constexpr std::size_t kMaxPanel = 64;
   static constexpr std::size_t kRowUnit = 16;  // a block is filled and cut by multiples of so many rows
 
-  // `precision` is that of halves; F32 is used in fp32.
-  PanelGemm(const Kernels& kernels, Type type, Operand operand, Precision precision, std::size_t n_inner);
+  // `precision` is that of halves; F32 is used in fp32. A panel holds at least `together` (<= 16) weight rows.
+  PanelGemm(const Kernels& kernels, Type type, Operand operand, Precision precision, std::size_t n_inner,
+            std::size_t together = 1);
 
   const Kernels& kernels() const { return kernels_; }
   // Weight rows of one call of multiply() at most: those decoded side by side; with so many rows of activations.
@@ -80,6 +81,7 @@ class PanelGemm {
   FormatKernels format_;
   Way way_;
   bool exact_;
+  std::size_t panel_weights_;
   std::size_t n_inner_;
   std::size_t elements_;
   std::size_t bytes_;
