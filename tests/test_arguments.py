@@ -156,11 +156,30 @@ def test_what_is_no_list_no_path_and_no_number_is_refused(
     calls: dict[str, Callable[[], Any]] = {
         "Window: fuse": lambda: expertile.Window(model, device, 4, fuse="swiglu"),
         "check_groups: groups": lambda: window.check_groups(0, 2, 5),
+        "combine: plan": lambda: window.combine({1: 2}, np.zeros((1, 2), np.float32)),
         "DeviceArray: shape": lambda: expertile.DeviceArray.empty(device, 5, np.float32),
         "DeviceArray: dtype": lambda: expertile.DeviceArray.empty(device, (5,), "no type"),
         "open_gguf": lambda: expertile.open_gguf(5),
         "Model: rms_eps": lambda: expertile.Model.from_tensors({**sizes, "rms_eps": "small"}, tensors),
+        "Model: expert_ffn": lambda: expertile.Model.from_tensors({**sizes, "expert_ffn": np.array(0.5)}, tensors),
         "open_device: stream": lambda: expertile.open_device("cuda", stream="mine"),
+    }
+    for where, call in calls.items():
+        with pytest.raises((TypeError, ValueError), match=rf"^\[{where}\] expected [^\n]*, got [^\n]*$"):
+            call()
+
+
+def test_an_array_without_dimensions_is_one_number_and_no_list(
+    device: expertile.Device, model: expertile.Model, window: expertile.Window
+) -> None:
+    sizes, tensors = synthetic_model("tiny", 2)
+    ffn = np.array(sizes["expert_ffn"][0])
+    assert expertile.Model.from_tensors({**sizes, "expert_ffn": ffn}, tensors).config.expert_ffn == [64, 64]
+    calls: dict[str, Callable[[], Any]] = {
+        "Window: fuse": lambda: expertile.Window(model, device, 4, fuse=np.array("swiglu")),
+        "Window: down": lambda: expertile.Window(model, device, 4, down=np.array(16)),
+        "check_groups: groups": lambda: window.check_groups(0, 2, [np.array(0)]),
+        "DeviceArray: shape": lambda: expertile.DeviceArray.empty(device, np.array(5), np.float32),
     }
     for where, call in calls.items():
         with pytest.raises((TypeError, ValueError), match=rf"^\[{where}\] expected [^\n]*, got [^\n]*$"):
@@ -184,15 +203,27 @@ def test_a_path_with_a_zero_byte_is_refused() -> None:
             expertile.open_gguf(wrong)
 
 
-LONG = [np.zeros((3, 3)), 10**5000, "x" * 100, [1] * 100]
+class Unspoken:
+    """What a caller's own __repr__ may give."""
+
+    def __init__(self, words: Any) -> None:
+        self.words = words
+
+    def __repr__(self) -> Any:
+        return 1 / 0 if self.words is None else self.words
+
+
+LONG = [np.zeros((3, 3)), 10**5000, "x" * 100, [1] * 100, Unspoken("\udc80"), Unspoken(5), Unspoken(None)]
 
 
 @pytest.mark.parametrize("wrong", LONG, ids=lambda wrong: type(wrong).__name__)
 def test_what_is_long_is_named_by_its_type(device: expertile.Device, model: expertile.Model, wrong: Any) -> None:
+    sizes, tensors = synthetic_model("tiny", 2)
     calls: list[Callable[[], Any]] = [
         lambda: device.alloc(wrong),
         lambda: expertile.Window(model, device, wrong),
         lambda: expertile.Window(model, device, 4, down=wrong),
+        lambda: expertile.Model.from_tensors({**sizes, "rms_eps": wrong}, tensors),
     ]
     for call in calls:
         with pytest.raises(

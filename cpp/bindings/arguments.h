@@ -13,8 +13,9 @@ namespace expertile::bindings {
 // As `shown` in expertile/arrays.py.
 inline std::string shown(const py::object& value) {
   const auto text = py::reinterpret_steal<py::object>(PyObject_Repr(value.ptr()));
-  if (!text) PyErr_Clear();
-  const std::string words = text ? std::string(py::str(text)) : "\n";
+  const char* const utf8 = text ? PyUnicode_AsUTF8(text.ptr()) : nullptr;  // none for half of a surrogate pair
+  if (utf8 == nullptr) PyErr_Clear();
+  const std::string words = utf8 == nullptr ? "\n" : utf8;
   if (words.size() <= 80 && words.find('\n') == std::string::npos) return words;
   return std::string("an object of type ") + Py_TYPE(value.ptr())->tp_name;
 }

@@ -13,9 +13,9 @@ def shown(value: Any) -> str:
     """`value` for the words of an error: as Python writes it, or its type where that is long or has several lines."""
     try:
         words = repr(value)
-    except ValueError:  # an int of more digits than Python writes
+    except Exception:  # an int of more digits than Python writes, or whatever a caller's own __repr__ raises
         words = "\n"
-    return words if len(words) <= 80 and "\n" not in words else f"an object of type {type(value).__name__}"
+    return words if len(words) <= 80 and words.isprintable() else f"an object of type {type(value).__name__}"
 
 
 def whole(value: Any, low: int, high: int, where: str) -> int:
@@ -51,14 +51,15 @@ def flag(value: Any, where: str) -> bool:
 
 def listed(value: Any, expected: str, where: str) -> list[Any]:
     """The items of `value`, which is no string. Raises TypeError."""
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+    scalar = isinstance(value, np.ndarray) and value.ndim == 0
+    if scalar or isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise TypeError(f"[{where}] expected {expected}, got {type(value).__name__}")
     return list(value)
 
 
 def checked_tile(tile: Any, where: str) -> tuple[int, int, int, int]:
     """A tile (M, N, K, S) of whole numbers. Raises ValueError."""
-    numbers = list(tile) if isinstance(tile, (tuple, list, np.ndarray)) else []
+    numbers = list(tile) if isinstance(tile, (tuple, list)) or (isinstance(tile, np.ndarray) and tile.ndim) else []
     if len(numbers) != 4:
         raise ValueError(f"[{where}] expected a tile (M, N, K, S), got {shown(tile)}")
     rows, columns, inner, simdgroups = (whole(number, 1, 1 << 20, where) for number in numbers)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from expertile.arrays import fits, flag, instance, listed, shape_text, whole
+from expertile.arrays import fits, flag, instance, listed, shape_text, shown, whole
 from expertile.device import Device
 from expertile.route_error import RouteError
 
@@ -109,8 +109,8 @@ def array_size(shape: Sequence[int], dtype: Any) -> tuple[tuple[int, ...], np.dt
     sizes = tuple(whole(n, 0, 2**62, "DeviceArray: shape") for n in items)
     try:
         kind = np.dtype(dtype)
-    except TypeError:
-        raise TypeError(f"[DeviceArray: dtype] expected a NumPy type, got {dtype!r}") from None
+    except (TypeError, ValueError):
+        raise TypeError(f"[DeviceArray: dtype] expected a NumPy type, got {shown(dtype)}") from None
     if kind.hasobject:
         raise ValueError(f"[DeviceArray: dtype] expected plain numbers, got {kind}")
     nbytes = math.prod(sizes) * kind.itemsize

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from expertile import _core
-from expertile.arrays import instance, listed, text, whole
+from expertile.arrays import instance, listed, shown, text, whole
 from expertile.layer_weights import TensorLike
 
 COUNTS = ("dim", "n_experts", "top_k", "shared_ffn", "n_streams", "low_rank")
@@ -48,7 +48,8 @@ class Model:
         fields: dict[str, Any] = {name: whole(sizes[name], 0, most, f"Model: {name}") for name in COUNTS}
         n_layers = whole(sizes["n_layers"], 1, max(len(tensors), 1), "Model: n_layers")  # a layer has tensors
         ffn = sizes["expert_ffn"]
-        by_layer = list(ffn) if hasattr(ffn, "__len__") else [ffn] * n_layers
+        one = isinstance(ffn, str) or not isinstance(ffn, Iterable) or (isinstance(ffn, np.ndarray) and ffn.ndim == 0)
+        by_layer = [ffn] * n_layers if one else list(ffn)
         fields["expert_ffn"] = [whole(size, 0, most, "Model: expert_ffn") for size in by_layer]
         fields |= {"n_layers": n_layers, "rms_eps": _number(sizes["rms_eps"], "Model: rms_eps")}
         config = _core.Config(**fields)
@@ -64,7 +65,7 @@ def _number(value: Any, where: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"[{where}] expected a number, got {value!r}") from None
+        raise ValueError(f"[{where}] expected a number, got {shown(value)}") from None
 
 
 def _tensor(name: str, tensor: Any) -> Any:
@@ -85,5 +86,5 @@ def open_gguf(path: str | os.PathLike[str]) -> Model:
     """
     name = os.fsencode(instance(path, (str, bytes, os.PathLike), "a path", "open_gguf"))
     if b"\0" in name:  # to the system a name ends there
-        raise ValueError(f"[open_gguf] expected a path without a zero byte, got {path!r}")
+        raise ValueError(f"[open_gguf] expected a path without a zero byte, got {shown(path)}")
     return Model(_core.open_gguf(name))

@@ -33,7 +33,9 @@ def checked_plan(
     instance(plan, Mapping, "the arrays of a plan by name", f"{where}: plan")
     for name in PLAN_INPUTS:
         if name not in plan:
-            raise ValueError(f"[{where}: plan] expected {', '.join(PLAN_INPUTS)}, got {', '.join(plan) or 'nothing'}")
+            raise ValueError(
+                f"[{where}: plan] expected {', '.join(PLAN_INPUTS)}, got {', '.join(map(str, plan)) or 'nothing'}"
+            )
     meta = checked(plan["meta"], np.uint32, (14,), f"{where}: meta").copy()
     n_rows, n_tiles = int(meta[0]), int(meta[1])
     position = checked(
