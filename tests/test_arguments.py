@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -268,6 +269,31 @@ def test_an_async_callback_is_refused(window: expertile.Window, name: str) -> No
     for wrong in (callback, Server()):
         with pytest.raises(TypeError, match=rf"^\[prompt_chunk: {name}\] expected .*, got an async one$"):
             window.prompt_chunk(random_streams(2, 4, 512), **{name: wrong})
+
+
+@pytest.mark.parametrize("name", ["token_mixer", "progress"])
+def test_a_callback_that_is_not_done_when_it_returns_is_refused(window: expertile.Window, name: str) -> None:
+    """What it looks like says nothing: a function that calls an async one, or has a `yield` in it."""
+    x, ran = random_streams(2, 4, 512), [0]
+
+    async def later(*_: Any) -> None:
+        ran[0] += 1
+
+    def steps(*_: Any) -> Any:
+        yield later()
+
+    async def async_steps(*_: Any) -> Any:
+        yield
+
+    buffer = window.device.upload(x)
+    on_device = expertile.DeviceArray(window.device, buffer.address, x.shape, np.float32, buffer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for wrong, got in ((lambda *_: later(), "coroutine"), (steps, "generator"), (async_steps, "async_generator")):
+            for streams in (x, on_device):
+                with pytest.raises(TypeError, match=rf"^\[prompt_chunk: {name}\] expected .*, got {got} from it$"):
+                    window.prompt_chunk(streams, **{name: wrong})
+    assert ran == [0] and window.prompt_chunk(x).shape == x.shape
 
 
 def test_faults_of_more_tokens_than_there_are_are_refused(window: expertile.Window) -> None:

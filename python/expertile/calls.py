@@ -63,11 +63,15 @@ class Calls:
                     "got none: where a token_mixer or progress waits for this call, neither ends; use a second window"
                 )
 
-    @contextmanager
-    def callback(self) -> Iterator[None]:
-        """While the caller's own code runs in the middle of a call."""
+    def back(self, callback: Callable[..., Any], where: str, *arguments: Any) -> None:
+        """Runs the caller's own code in the middle of a call. Raises TypeError where that only made a coroutine."""
         self._callback_since = time.monotonic()
         try:
-            yield
+            result = callback(*arguments)
         finally:
             self._callback_since = None
+        if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+            if inspect.iscoroutine(result):
+                result.close()  # else Python warns that nobody awaits it
+            got = type(result).__name__
+            raise TypeError(f"[{where}] expected a function that is done when it returns, got {got} from it")

@@ -182,13 +182,11 @@ def run_on_device(
             core.clear_faults(n_tokens)
             for layer in layers:
                 if token_mixer is not None:
-                    with window._calls.callback():
-                        token_mixer(layer, view)
+                    window._calls.back(token_mixer, f"{where}: token_mixer", layer, view)
                     device.wait_for_caller()
                 core.moe_layer(layer, n_tokens)
                 if progress is not None:
-                    with window._calls.callback():
-                        progress(layer, len(layers))
+                    window._calls.back(progress, f"{where}: progress", layer, len(layers))
             faults = core.route_faults(n_tokens)
             device.copy(target.buffer, streams, target.nbytes)
             nan = np.full(source.shape[1:], np.nan, np.float32)

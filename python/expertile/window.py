@@ -155,11 +155,10 @@ class Window:
             self._core.clear_faults(n_tokens)
             for layer in layers:
                 if token_mixer is not None:
-                    self._mix(token_mixer, layer, x.shape)
+                    self._mix(token_mixer, layer, x.shape, where)
                 self._core.moe_layer(layer, n_tokens)
                 if progress is not None:
-                    with self._calls.callback():
-                        progress(layer, len(layers))
+                    self._calls.back(progress, f"{where}: progress", layer, len(layers))
             faults = self._core.route_faults(n_tokens)
             self._core.read("streams", out)
         if faults:
@@ -167,15 +166,14 @@ class Window:
             raise RouteError(faults)
         return out
 
-    def _mix(self, token_mixer: TokenMixer, layer: int, shape: tuple[int, ...]) -> None:
+    def _mix(self, token_mixer: TokenMixer, layer: int, shape: tuple[int, ...], where: str) -> None:
         memory = self._core.host_view("streams")
         if memory is None:
             streams = np.empty(shape, np.float32)
             self._core.read("streams", streams)
         else:
             streams = memory[: int(np.prod(shape)) * 4].view(np.float32).reshape(shape)
-        with self._calls.callback():
-            token_mixer(layer, streams)
+        self._calls.back(token_mixer, f"{where}: token_mixer", layer, streams)
         if memory is None:
             self._core.write("streams", streams)
 
