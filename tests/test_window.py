@@ -316,52 +316,21 @@ def test_two_threads_may_call_one_window(window: expertile.Window) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_callback_that_waits_for_another_threads_call_gets_an_error(window: expertile.Window) -> None:
-    """That call waits for the callback: both waited for ever."""
-    x = np.ones((2, window.config.n_streams, window.config.dim), np.float32)
-    want = window.prompt_chunk(x)
-    errors: list[str] = []
-
-    def inner() -> None:
-        assert isinstance(window.seconds, dict) and window.saturated >= 0
-        try:
-            window.moe_layer(0, x)
-        except RuntimeError as error:
-            errors.append(str(error))
-
-    def mixer(layer: int, streams: np.ndarray) -> None:
-        if layer == 0:
-            other = threading.Thread(target=inner, daemon=True)
-            other.start()
-            other.join(timeout=60)
-            assert not other.is_alive(), "it still waits"
-
-    window._calls.patience = 0.5
-    try:
-        np.testing.assert_array_equal(window.prompt_chunk(x, token_mixer=mixer), want)
-    finally:
-        del window._calls.patience
-    assert len(errors) == 1 and errors[0].startswith("[moe_layer] expected the callback that runs in this window to")
-
-
 def test_calls_wait_for_callbacks_that_return(window: expertile.Window) -> None:
-    """Three threads, whose callbacks take longer together than a call waits for one of them."""
     x = np.ones((2, window.config.n_streams, window.config.dim), np.float32)
     want = window.prompt_chunk(x)
     results: list[bool] = []
 
     def work() -> None:
-        got = window.prompt_chunk(x, token_mixer=lambda *_: time.sleep(0.7))
+        got = window.prompt_chunk(x, token_mixer=lambda *_: time.sleep(0.05))
         results.append(bool((got == want).all()))
 
-    window._calls.patience = 2.0
     threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
-    del window._calls.patience
-    assert window.config.n_layers * 0.7 * 2 > 2 and results == [True] * 3
+    assert results == [True] * 3
 
 
 def test_windows_on_one_device_run_from_any_threads(device: Any) -> None:

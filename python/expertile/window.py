@@ -50,8 +50,7 @@ class Window:
 
     `x` is [T, C, D] fp32: the residual streams, T <= max_tokens. One call at a time runs; others wait, and one that a
     callback of the window makes is a ValueError. A callback must not wait for another thread's call either: that call
-    cannot run before the callback returns, and is a RuntimeError once it has waited ten minutes for that one callback.
-    Calls release the GIL.
+    cannot run before the callback returns. Calls release the GIL.
     """
 
     def __init__(
