@@ -95,6 +95,13 @@ def test_a_device_refuses_what_is_no_whole_number(device: expertile.Device, wron
             call()
 
 
+@pytest.mark.parametrize(("address", "size"), [(2**64 - 4, 8), (2, 2**64 - 1), (2**63, 2**63 + 1)])
+@pytest.mark.parametrize("kind", ["cpu", "emulator"])
+def test_memory_past_the_last_address_is_refused(kind: str, address: int, size: int) -> None:
+    with pytest.raises(ValueError, match=rf"^\[{kind} adopt\] expected an address .*, got {size} bytes at {address}$"):
+        expertile.open_device(kind, threads=1).adopt(address, size)
+
+
 OBJECTS: list[Any] = [None, 5, "text", b"bytes", [1, 2], 0.5, object()]
 
 

@@ -85,7 +85,7 @@ void host_copy(const char* where, const BufferRef& to, std::uint64_t to_offset, 
 }
 
 BufferRef host_adopt(const char* where, std::uint64_t address, std::uint64_t bytes) {
-  if (address == 0 || bytes == 0) {
+  if (address == 0 || bytes == 0 || bytes - 1 > ~address) {
     throw std::invalid_argument(expected_got(where, "an address and at least 1 byte",
                                              std::to_string(bytes) + " bytes at " + std::to_string(address)));
   }
