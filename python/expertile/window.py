@@ -50,7 +50,8 @@ class Window:
 
     `x` is [T, C, D] fp32: the residual streams, T <= max_tokens. One call at a time runs; others wait, and one that a
     callback of the window makes is a ValueError. A callback must not wait for another thread's call either: that call
-    cannot run before the callback returns. Calls release the GIL.
+    cannot run before the callback returns. Calls release the GIL. A process that forks while a call runs in another
+    thread leaves the child no use of that window; it may make new ones.
     """
 
     def __init__(
