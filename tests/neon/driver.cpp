@@ -145,17 +145,17 @@ void compare_saturating_rows() {
     to[n] = static_cast<std::uint16_t>(count);
   };
   compare_rows<std::uint16_t>("round_row", [=](const Kernels& k, Floats x, const Floats&, std::uint16_t* to) {
-    std::uint32_t saturated = 0;
+    std::uint64_t saturated = 0;
     k.round_row(x.data(), x.size(), to, &saturated);
     count_into(to, x.size(), saturated);
   });
   compare_rows<std::uint16_t>("silu_half_row", [=](const Kernels& k, Floats x, const Floats&, std::uint16_t* to) {
-    std::uint32_t saturated = 0;
+    std::uint64_t saturated = 0;
     k.silu_half_row(x.data(), 4.0f, x.size(), to, &saturated);
     count_into(to, x.size(), saturated);
   });
   compare_rows<std::uint16_t>("swiglu_half_row", [=](const Kernels& k, Floats x, const Floats& y, std::uint16_t* to) {
-    std::uint32_t saturated = 0;
+    std::uint64_t saturated = 0;
     k.swiglu_half_row(x.data(), y.data(), x.size(), to, &saturated);
     count_into(to, x.size(), saturated);
   });

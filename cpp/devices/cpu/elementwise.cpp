@@ -21,7 +21,7 @@ void gr_epi_down(const NativeCall& call) {
   auto* saturated = call.buffer<std::uint64_t>(3);
   const std::size_t n = args.n_cols;
   call.pool.run_ranges(args.n_rows, row_grain(n), [&](std::size_t begin, std::size_t end, int) {
-    std::uint32_t count = 0;
+    std::uint64_t count = 0;
     call.kernels.silu_half_row(lo + begin * n, args.divisor, (end - begin) * n, loh + begin * n, &count);
     count_saturated(saturated, count);
   });
@@ -36,7 +36,7 @@ void swiglu_h(const NativeCall& call) {
   auto* saturated = call.buffer<std::uint64_t>(4);
   const std::size_t n = args.n_cols;
   call.pool.run_ranges(args.n_rows, row_grain(n), [&](std::size_t begin, std::size_t end, int) {
-    std::uint32_t count = 0;
+    std::uint64_t count = 0;
     call.kernels.swiglu_half_row(gate + begin * n, up + begin * n, (end - begin) * n, to + begin * n, &count);
     count_saturated(saturated, count);
   });
@@ -55,13 +55,11 @@ void act_f16(const NativeCall& call) {
   call.pool.run_ranges(meta[EXPERTILE_META_ROWS], row_grain(n), [&](std::size_t begin, std::size_t end, int) {
     std::uint64_t count = 0;
     for (std::size_t row = begin; row < end; ++row) {
-      std::uint32_t over = 0;
       if (row_token[row] < 0) {
         std::fill_n(to + row * n, n, std::uint16_t{0});
       } else {
-        call.kernels.swiglu_half_row(gate + row * n, up + row * n, n, to + row * n, &over);
+        call.kernels.swiglu_half_row(gate + row * n, up + row * n, n, to + row * n, &count);
       }
-      count += over;
     }
     count_saturated(saturated, count);
   });

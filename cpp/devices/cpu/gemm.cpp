@@ -110,9 +110,9 @@ void grouped(const NativeCall& call, Type type, const Grouped& plan, float* y, c
 }
 
 // half(silu(gate) * up) of `count` rows, gate and up side by side in `sums` and scaled there.
-std::uint32_t write_swiglu(const Kernels& kernels, float* sums, std::size_t count, std::size_t columns,
+std::uint64_t write_swiglu(const Kernels& kernels, float* sums, std::size_t count, std::size_t columns,
                            float gate_scale, float up_scale, std::uint16_t* to, std::size_t stride) {
-  std::uint32_t saturated = 0;
+  std::uint64_t saturated = 0;
   for (std::size_t row = 0; row < count; ++row, sums += 2 * columns, to += stride) {
     float* up = sums + columns;
     kernels.scale_row(sums, gate_scale, columns, sums);
@@ -181,7 +181,7 @@ void gemm_grouped_swiglu(const NativeCall& call, Type type) {
     for (int part = 0; part < 2; ++part) {
       matrices[part] = {reinterpret_cast<const std::uint8_t*>(tables[part][task.expert]), args.weight_row_bytes};
     }
-    std::uint32_t count = 0;
+    std::uint64_t count = 0;
     grouped_task(
         call.pool, worker, gemm, task, 2, [&](std::size_t row) { return x + row * args.n_inner; },
         [&](std::size_t part, std::size_t column) { return matrices[part].row(column); },

@@ -21,13 +21,11 @@ void gr_norm_h(const NativeCall& call) {
     auto* row = reinterpret_cast<float*>(call.pool.scratch(worker, n * sizeof(float)));
     std::uint64_t count = 0;
     for (std::size_t i = begin; i < end; ++i) {
-      std::uint32_t over = 0;
       const float mean = call.kernels.square_sum(x + i * n, n) / static_cast<float>(n);
       const float inverse = 1.0f / std::sqrt(mean + args.eps);
       inverse_rms[i] = inverse;
       call.kernels.normalise_row(x + i * n, inverse, gamma + i % streams * n, n, row);
-      call.kernels.round_row(row, n, normalised + i * n, &over);
-      count += over;
+      call.kernels.round_row(row, n, normalised + i * n, &count);
     }
     count_saturated(saturated, count);
   });
@@ -86,7 +84,7 @@ void gemm_hc_up(const NativeCall& call, Type type) {
       call.pool, gemm, args.n_tokens, n, streams, [&](std::size_t token) { return lo + token * args.n_inner; },
       [&](std::size_t c, std::size_t d) { return matrix.row(c * n + d); },
       [&](std::size_t first, std::size_t count, std::size_t d, std::size_t columns, const float* sums) {
-        std::uint32_t over = 0;
+        std::uint64_t over = 0;
         float gate[PanelGemm::kMaxPanel], sum[PanelGemm::kMaxPanel], normalised[PanelGemm::kMaxPanel];
         for (std::size_t token = first; token < first + count; ++token, sums += streams * columns) {
           call.kernels.sigmoid_row(sums, streams * columns, gate);

@@ -121,13 +121,13 @@ struct Kernels {
   bool exact_by_tiles;                           // the exact precision as well
   void (*half_row)(const std::uint16_t* from, std::size_t n, float* to);  // and zeros up to a multiple of 16
   void (*bf16_row)(std::size_t n, float* row);  // to bf16 and back, to nearest even; n up to a multiple of 16
-  void (*round_row)(const float* from, std::size_t n, std::uint16_t* to, std::uint32_t* saturated);
+  void (*round_row)(const float* from, std::size_t n, std::uint16_t* to, std::uint64_t* saturated);
   void (*exp_row)(const float* x, std::size_t n, float* to);
   void (*sigmoid_row)(const float* x, std::size_t n, float* to);
   // half(silu(x / divisor)), half(silu(gate) * up); `saturated` counts.
-  void (*silu_half_row)(const float* x, float divisor, std::size_t n, std::uint16_t* to, std::uint32_t* saturated);
+  void (*silu_half_row)(const float* x, float divisor, std::size_t n, std::uint16_t* to, std::uint64_t* saturated);
   void (*swiglu_half_row)(const float* gate, const float* up, std::size_t n, std::uint16_t* to,
-                          std::uint32_t* saturated);
+                          std::uint64_t* saturated);
   void (*scale_row)(const float* x, float scale, std::size_t n, float* to);       // to = scale * x
   void (*add_scaled_row)(const float* x, float scale, std::size_t n, float* to);  // to += scale * x
   void (*normalise_row)(const float* x, float inverse, const float* gamma, std::size_t n, float* to);

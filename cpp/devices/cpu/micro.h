@@ -294,8 +294,8 @@ void half_row(const std::uint16_t* from, std::size_t n, float* to) {
   Simd::store(to + k, Simd::load_half(tail));
 }
 
-void round_row(const float* from, std::size_t n, std::uint16_t* to, std::uint32_t* saturated) {
-  std::uint32_t count = 0;
+void round_row(const float* from, std::size_t n, std::uint16_t* to, std::uint64_t* saturated) {
+  std::uint64_t count = 0;
   std::size_t k = 0;
   for (; k + 16 <= n; k += 16) Simd::store_half(to + k, Simd::saturate(Simd::load(from + k), count));
   if (k < n) {

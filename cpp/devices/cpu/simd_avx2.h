@@ -94,7 +94,7 @@ struct Simd : BytesX86 {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), to_half(v.part[1]));
   }
   // Halves saturate at +-65504, NaN passes; adds to `count` how many did.
-  static Vector saturate(Vector v, std::uint32_t& count) {
+  static Vector saturate(Vector v, std::uint64_t& count) {
     const __m256 most = _mm256_set1_ps(65504.0f);
     const __m256 sign = _mm256_set1_ps(-0.0f);
     for (__m256& part : v.part) {

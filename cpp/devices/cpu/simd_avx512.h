@@ -81,7 +81,7 @@ struct Simd : HalvesX86 {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_half(v.part[0]));
   }
   // Halves saturate at +-65504, NaN passes; adds to `count` how many did.
-  static Vector saturate(Vector v, std::uint32_t& count) {
+  static Vector saturate(Vector v, std::uint64_t& count) {
     const __m512 most = _mm512_set1_ps(65504.0f);
     const __m512 sign = _mm512_set1_ps(-0.0f);
     const __mmask16 over = _mm512_cmp_ps_mask(_mm512_andnot_ps(sign, v.part[0]), most, _CMP_GT_OQ);

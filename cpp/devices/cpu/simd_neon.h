@@ -131,7 +131,7 @@ struct Simd {
     for (int i = 0; i < 4; ++i) vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(v.part[i])));
   }
   // Halves saturate at +-65504, NaN passes; adds to `count` how many did.
-  static Vector saturate(Vector v, std::uint32_t& count) {
+  static Vector saturate(Vector v, std::uint64_t& count) {
     const float32x4_t most = vdupq_n_f32(65504.0f);
     const uint32x4_t sign = vdupq_n_u32(0x80000000u);
     for (float32x4_t& part : v.part) {

@@ -118,7 +118,7 @@ struct Simd {
     for (int i = 0; i < 16; ++i) p[i] = expertile::msl::float_to_half_bits(v.part[i / 4].lane[i % 4]);
   }
   // Halves saturate at +-65504, NaN passes; adds to `count` how many did.
-  static Vector saturate(const Vector& v, std::uint32_t& count) {
+  static Vector saturate(const Vector& v, std::uint64_t& count) {
     return each(v, v, [&](float x, float) {
       if (!(std::fabs(x) > 65504.0f)) return x;
       ++count;

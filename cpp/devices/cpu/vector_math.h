@@ -56,14 +56,14 @@ void exp_row(const float* x, std::size_t n, float* to) {
   for_vectors(x, x, n, to, [](Simd::Vector v, Simd::Vector, float* out) { Simd::store(out, exp(v)); });
 }
 
-void silu_half_row(const float* x, float divisor, std::size_t n, std::uint16_t* to, std::uint32_t* saturated) {
+void silu_half_row(const float* x, float divisor, std::size_t n, std::uint16_t* to, std::uint64_t* saturated) {
   for_vectors(x, x, n, to, [&](Simd::Vector v, Simd::Vector, std::uint16_t* out) {
     const Simd::Vector value = silu(Simd::divide(v, Simd::all(divisor)));
     Simd::store_half(out, Simd::saturate(value, *saturated));
   });
 }
 
-void swiglu_half_row(const float* gate, const float* up, std::size_t n, std::uint16_t* to, std::uint32_t* saturated) {
+void swiglu_half_row(const float* gate, const float* up, std::size_t n, std::uint16_t* to, std::uint64_t* saturated) {
   for_vectors(gate, up, n, to, [&](Simd::Vector g, Simd::Vector u, std::uint16_t* out) {
     Simd::store_half(out, Simd::saturate(Simd::multiply(silu(g), u), *saturated));
   });
