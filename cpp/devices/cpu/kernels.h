@@ -158,9 +158,9 @@ struct GridCodes {
   alignas(64) std::uint8_t iq2_xxs[256][8];
   alignas(64) std::uint32_t iq2_xxs_lanes[256][8];
   alignas(64) std::uint8_t iq2_xs[512][8];
-  alignas(64) std::uint16_t iq2_quads[16][4];  // by a scale's nibble: (0.5 + nibble) / 4 times a magnitude, as halves
   alignas(64) std::uint16_t iq2_xs_words[512][8];  // the same codes, as registers with masks look them up
   alignas(64) std::uint32_t iq2_xs_lanes[512][8];
+  alignas(64) std::uint16_t iq2_quads[16][4];  // by a scale's nibble: (0.5 + nibble) / 4 times a magnitude, as halves
   alignas(64) std::uint8_t iq2_s[1024][8];
   alignas(64) std::uint8_t iq3_xxs[256][4];
   alignas(64) std::uint8_t iq3_s[512][4];
